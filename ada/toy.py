@@ -1,0 +1,300 @@
+"""The embedded toy: a task, a tokenizer and a base model small enough for a laptop, on the same path as a real model.
+
+    python -m ada.toy            # builds out/toy-demo/ (about a minute); train.py does so by itself on first use
+    python -m ada.toy contrast   # a second task, with longer chains and fewer misconceptions: out/toy-contrast/
+
+A problem is a chain of one-digit sums and differences modulo 10, worked from left to right; a response writes every
+intermediate result and then boxes the last:
+
+    problem   3+4-9          response   7, 8, \\boxed{8}          since 3+4 = 7 and 7-9 = -2 = 8 (mod 10)
+
+The base model imitates a teacher who is unsure of some facts (a+b or a-b) and wrong about others: of each fact he knows
+the right digit with a fixed probability q and otherwise says one fixed wrong digit. Where q is small he has a
+misconception: greedy decoding is wrong there, and only sampling finds the right answer now and then. So it is with
+language models before RL: pass@1 is low, pass@16 is not, and most groups of four responses agree.
+
+The rest of the project sees nothing special: model/ is a Hugging Face folder for transformers and vLLM, the prompts
+are JSONL files, and the chat template gets the same two sentences as a real model's (each is a single token here, which
+keeps a prompt at about 11 tokens). Delete out/toy-* to build it again.
+"""
+
+import fcntl
+import json
+import random
+import re
+import shutil
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+
+OUT = Path("out")
+SEED = 0
+TEST_ROWS = 256
+OPERATIONS = "+-"
+
+
+@dataclass(frozen=True)
+class Task:
+    """What the teacher knows: a share `share[i]` of the facts with probability `knows[i]`."""
+
+    lengths: tuple[int, ...]  # operations in a chain
+    knows: tuple[float, float, float]  # well known, shaky, misconception
+    share: tuple[float, float, float]
+    train_rows: int
+
+
+TASKS = {
+    "demo": Task(lengths=(1, 2), knows=(0.95, 0.5, 0.05), share=(0.35, 0.25, 0.4), train_rows=1024),
+    "contrast": Task(lengths=(1, 2, 3), knows=(0.95, 0.6, 0.25), share=(0.45, 0.3, 0.25), train_rows=1024),
+}
+
+
+def locate(name: str) -> str:
+    """The path of "toy-demo/model", "toy-demo/train", "/hard" or "/test" (or toy-contrast's), built on first use.
+
+    Any other name comes back unchanged, so options can name the toy, a file or a Hugging Face repository alike.
+    Any number of processes may ask at once: one builds, the others wait.
+    """
+    folder, _, part = name.partition("/")
+    task = folder.removeprefix("toy-")
+    if not folder.startswith("toy-") or task not in TASKS or part not in ("model", "train", "hard", "test"):
+        return name
+    if not (OUT / folder).exists():
+        build(task)
+    return str(OUT / folder / (part if part == "model" else f"{part}.jsonl"))
+
+
+def build(task: str) -> Path:
+    """Writes out/toy-TASK and returns it; the folder appears complete or not at all, also if this process is killed."""
+    folder, unfinished = OUT / f"toy-{task}", OUT / f".toy-{task}.unfinished"
+    OUT.mkdir(parents=True, exist_ok=True)
+    with open(OUT / f".toy-{task}.lock", "w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)  # the kernel drops it with the process, however that ends
+        if not folder.exists():
+            shutil.rmtree(unfinished, ignore_errors=True)  # of a build that was killed
+            write(TASKS[task], unfinished)
+            unfinished.rename(folder)
+    return folder
+
+
+# ------------------------------------------------------------------------------------------------------------- the task
+
+
+def solve(problem: str) -> str:
+    """The right response.
+
+    >>> print(solve("3+4-9"))
+    7, 8, \\boxed{8}
+    """
+    return work(problem, lambda a, operation, b: (a + b if operation == "+" else a - b) % 10)
+
+
+def work(problem: str, fact) -> str:
+    """The response of someone who takes fact(a, operation, b) for the result of each step."""
+    results = [int(problem[0])]
+    for operation, operand in zip(problem[1::2], problem[2::2], strict=True):
+        results.append(fact(results[-1], operation, int(operand)))
+    return "".join(f"{result}, " for result in results[1:]) + f"\\boxed{{{results[-1]}}}"
+
+
+def boxed(response: str) -> str:
+    """What the box of a toy response holds, "" if there is none (training and evaluation use ada.reward instead)."""
+    return response.rpartition("\\boxed{")[2].partition("}")[0] if "\\boxed{" in response else ""
+
+
+def chain_is_right(prompt: str, response: str) -> bool:
+    """Whether every intermediate result is right: a verifier of answers also pays wrong chains that end well.
+
+    `prompt` is a problem, or a prompt after the chat template: nothing but the chain has digits in it.
+
+    >>> chain_is_right("3+4-9", "7, 8, \\boxed{8}"), chain_is_right("3+4-9", "6, 8, \\boxed{8}")
+    (True, False)
+    """
+    return response.strip() == solve(re.search(r"\d([+-]\d)+", prompt).group())
+
+
+def make_teacher(task: Task, rng: random.Random):
+    """A function fact(a, operation, b) -> digit with the teacher's noise."""
+    facts = [(a, operation, b) for a in range(10) for operation in OPERATIONS for b in range(10)]
+    rng.shuffle(facts)
+    beliefs = {}
+    for i, (a, operation, b) in enumerate(facts):  # exact shares rather than drawn ones: 200 facts are few
+        position = (i + 0.5) / len(facts)
+        kind = sum(position > sum(task.share[: k + 1]) for k in range(2))
+        right = (a + b if operation == "+" else a - b) % 10
+        beliefs[a, operation, b] = (right, (right + rng.randint(1, 9)) % 10, task.knows[kind])
+
+    def fact(a, operation, b):
+        right, wrong, q = beliefs[a, operation, b]
+        return right if rng.random() < q else wrong
+
+    return fact
+
+
+def draw_problem(task: Task, rng: random.Random) -> str:
+    """A chain of a random length."""
+    steps = "".join(rng.choice(OPERATIONS) + str(rng.randrange(10)) for _ in range(rng.choice(task.lengths)))
+    return str(rng.randrange(10)) + steps
+
+
+def draw_distinct(task: Task, rng: random.Random, count: int) -> list[str]:
+    """`count` different problems in random order. Nearly all of the 200 one-step chains are among them."""
+    found = {}  # keeps the order of insertion; a set's would differ from process to process
+    while len(found) < count:
+        found[draw_problem(task, rng)] = True
+    problems = list(found)
+    rng.shuffle(problems)  # or the short chains, which run out first, would all come early
+    return problems
+
+
+# --------------------------------------------------------------------------------------------- tokenizer and base model
+
+
+def make_tokenizer():
+    """A tokenizer of whole symbols: digits, signs, the opening of the box, and the two fixed sentences."""
+    from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, pre_tokenizers, processors
+    from transformers import PreTrainedTokenizerFast
+
+    from ada.data import INSTRUCTION, SYSTEM
+
+    special = ["<pad>", "<bos>", "<eos>", "<unk>", "<|system|>", "<|user|>", "<|assistant|>"]
+    symbols = [*"0123456789", *OPERATIONS, ", ", "\\boxed{", "}"]
+    vocabulary = {token: i for i, token in enumerate([*special, *symbols])}
+    tokenizer = Tokenizer(models.WordLevel(vocabulary, unk_token="<unk>"))
+    tokenizer.pre_tokenizer = pre_tokenizers.Split(Regex(r"\\boxed\{|, |[^\W\d]+|[\s\S]"), "isolated")
+    tokenizer.decoder = decoders.Fuse()  # without one, decode() would put a space between any two tokens
+    tokenizer.add_special_tokens(special)
+    tokenizer.add_tokens([AddedToken(sentence, normalized=False) for sentence in (SYSTEM, INSTRUCTION)])
+    # As in many real tokenizers a plain call adds a BOS of its own: re-tokenising a templated prompt would give two.
+    bos = vocabulary["<bos>"]
+    tokenizer.post_processor = processors.TemplateProcessing(single="<bos> $A", special_tokens=[("<bos>", bos)])
+    fast = PreTrainedTokenizerFast(
+        tokenizer_object=tokenizer,
+        pad_token="<pad>",
+        bos_token="<bos>",
+        eos_token="<eos>",
+        unk_token="<unk>",
+        clean_up_tokenization_spaces=False,
+    )
+    fast.chat_template = (
+        "{{ bos_token }}{% for message in messages %}<|{{ message.role }}|>{{ message.content }}"
+        "{% if message.role == 'assistant' %}{{ eos_token }}{% endif %}{% endfor %}"
+        "{% if add_generation_prompt %}<|assistant|>{% endif %}"
+    )
+    return fast
+
+
+def make_model(tokenizer):
+    """An untrained Qwen2 of 2 layers. Heads are 32 wide, the narrowest that vLLM's CPU attention takes."""
+    from transformers import GenerationConfig, Qwen2Config, Qwen2ForCausalLM
+
+    ids = {f"{name}_token_id": getattr(tokenizer, f"{name}_token_id") for name in ("pad", "bos", "eos")}
+    config = Qwen2Config(
+        vocab_size=len(tokenizer),
+        hidden_size=96,
+        intermediate_size=288,
+        num_hidden_layers=2,
+        num_attention_heads=3,
+        num_key_value_heads=3,
+        initializer_range=0.08,  # with the usual 0.02 so small a model has not learnt chains after 350 steps
+        max_position_embeddings=1024,
+        tie_word_embeddings=True,
+        dtype="float32",
+        **ids,
+    )
+    model = Qwen2ForCausalLM(config)
+    model.generation_config = GenerationConfig(do_sample=True, temperature=1.0, top_k=0, top_p=1.0, **ids)
+    return model
+
+
+def pretrain(model, tokenizer, task: Task, rng: random.Random, *, steps=350, batch_size=256, learning_rate=4e-3):
+    """Imitation of the teacher: next-token loss on his responses, a fresh batch of random chains at each step."""
+    import torch
+    from tqdm import trange
+
+    from ada.data import apply_template
+
+    before, after = apply_template(tokenizer, "@")[0].split("@")
+    assistant = tokenizer.convert_tokens_to_ids("<|assistant|>")
+    teacher = make_teacher(task, rng)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=learning_rate, betas=(0.9, 0.95), weight_decay=0.0)
+    schedule = torch.optim.lr_scheduler.LambdaLR(  # 20 steps up, the second half down to zero
+        optimizer, lambda step: min((step + 1) / 20, 1.0, 2 * (steps - step) / steps)
+    )
+    model.train()
+    for _ in (bar := trange(steps, desc="toy: pretraining", unit="step")):
+        problems = [draw_problem(task, rng) for _ in range(batch_size)]
+        texts = [before + problem + after + work(problem, teacher) + "<eos>" for problem in problems]
+        batch_BT = tokenizer(texts, padding=True, return_tensors="pt", add_special_tokens=False)
+        ids_BT = batch_BT["input_ids"]
+        answered_BT = (ids_BT == assistant).cumsum(1).bool() & (ids_BT != assistant) & batch_BT["attention_mask"].bool()
+        loss = model(**batch_BT, labels=ids_BT.where(answered_BT, -100)).loss  # shifted by one inside
+        loss.backward()
+        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        optimizer.step()
+        optimizer.zero_grad()
+        schedule.step()
+        bar.set_postfix(loss=f"{loss.item():.3f}")
+    model.eval()
+
+
+def sample(model, tokenizer, problems: list[str], *, count=16) -> dict[str, list[str]]:
+    """`count` responses to each problem at temperature 1, by transformers alone: the engine is not up at this point."""
+    import torch
+
+    from ada.data import apply_template
+
+    responses = {}
+    for length in sorted({len(problem) for problem in problems}):  # equal lengths need no padding
+        alike = [problem for problem in problems if len(problem) == length]
+        ids_BT = torch.tensor([apply_template(tokenizer, problem)[1] for problem in alike])
+        with torch.inference_mode():
+            drawn = model.generate(
+                ids_BT, attention_mask=torch.ones_like(ids_BT), num_return_sequences=count, max_new_tokens=16
+            )
+        texts = tokenizer.batch_decode(drawn[:, ids_BT.shape[1] :], skip_special_tokens=True)
+        responses |= {problem: texts[i * count : (i + 1) * count] for i, problem in enumerate(alike)}
+    return {problem: responses[problem] for problem in problems}
+
+
+# ----------------------------------------------------------------------------------------------------------- the folder
+
+
+def write(task: Task, folder: Path):
+    """Trains the base model, samples from it, writes model/ and the three splits into `folder`, prints a table."""
+    import torch
+
+    rng = random.Random(SEED)
+    tokenizer = make_tokenizer()
+    with torch.random.fork_rng(devices=[]):  # the caller's random numbers stay as they were
+        torch.manual_seed(SEED)
+        model = make_model(tokenizer)
+        pretrain(model, tokenizer, task, rng)
+        problems = draw_distinct(task, rng, task.train_rows + TEST_ROWS)
+        responses = sample(model, tokenizer, problems)
+    model.save_pretrained(folder / "model")
+    tokenizer.save_pretrained(folder / "model")
+
+    rows = []
+    for problem in problems:
+        answer = boxed(solve(problem))
+        right = [response for response in responses[problem] if boxed(response) == answer]
+        spurious = sum(not chain_is_right(problem, response) for response in right)
+        rows.append({"problem": problem, "answer": answer, "right_of_16": len(right), "spurious": spurious})
+    train = rows[TEST_ROWS:]
+    splits = {"train": train, "hard": [row for row in train if row["right_of_16"] in (1, 2)], "test": rows[:TEST_ROWS]}
+    print(f"{'split':>8} {'rows':>6} {'reward':>8} {'pass@16':>8} {'spurious':>9}")
+    for name, split in splits.items():
+        lines = [json.dumps({key: row[key] for key in ("problem", "answer", "right_of_16")}) for row in split]
+        (folder / f"{name}.jsonl").write_text("\n".join(lines) + "\n")
+        right, spurious = sum(row["right_of_16"] for row in split), sum(row["spurious"] for row in split)
+        solved = sum(row["right_of_16"] > 0 for row in split)
+        size = len(split)
+        print(f"{name:>8} {size:6} {right / size / 16:8.3f} {solved / size:8.3f} {spurious / right:9.3f}", flush=True)
+
+
+if __name__ == "__main__":
+    chosen = sys.argv[1] if len(sys.argv) > 1 else "demo"
+    if chosen not in TASKS or len(sys.argv) > 2:
+        sys.exit(f"usage: python -m ada.toy [{'|'.join(TASKS)}]")
+    print(build(chosen))
