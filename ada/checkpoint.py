@@ -1,0 +1,128 @@
+"""Checkpoints that are either complete or not there.
+
+    out/RUN/checkpoints/step-000040/        state/          model and optimiser, torch.distributed.checkpoint
+                                            hf/             the model for transformers and vLLM, safetensors
+                                            complete.json   step, schedule; written last
+
+A checkpoint is written under a temporary name, `complete.json` last, then renamed. So a kill at any moment leaves the
+older ones untouched and nothing that looks like a newer one. `state/` may be loaded by another number of ranks.
+"""
+
+import json
+import os
+import shutil
+from pathlib import Path
+
+import torch
+import torch.distributed.checkpoint as dcp
+from torch.distributed.checkpoint.state_dict import (
+    StateDictOptions,
+    get_model_state_dict,
+    get_state_dict,
+    set_state_dict,
+)
+
+from ada.trainer import Trainer
+
+MARKER = "complete.json"
+
+
+class CheckpointError(RuntimeError):
+    """A checkpoint could not be written or read; older ones are as they were."""
+
+
+def newest(folder: Path) -> Path | None:
+    """The complete checkpoint of the highest step, or None."""
+    complete = [path.parent for path in folder.glob(f"step-*/{MARKER}") if path.parent.suffix != ".tmp"]
+    return max(complete, key=lambda path: int(path.name.removeprefix("step-")), default=None)
+
+
+def save(folder: Path, trainer: Trainer, *, step: int, tokenizer, keep: int) -> Path:
+    """Write the checkpoint of `step`, then delete all but the newest `keep` (0 keeps all). On every rank.
+
+    Raises:
+        CheckpointError: on every rank, when any rank could not write; the half-written folder is removed.
+    """
+    final = folder / f"step-{step:06d}"
+    temporary = final.with_suffix(".tmp")
+    ranks = trainer.ranks
+    try:
+        if ranks.rank == 0:
+            shutil.rmtree(temporary, ignore_errors=True)
+            temporary.mkdir(parents=True)
+        ranks.barrier()
+        model, optimizer = get_state_dict(trainer.lm, trainer.optimizer)
+        dcp.save({"model": model, "optimizer": optimizer}, checkpoint_id=temporary / "state")
+        export(temporary / "hf", trainer, tokenizer)
+        if ranks.rank == 0:
+            marker = {"step": step, "schedule": trainer.schedule.state_dict()}
+            _write_synced(temporary / MARKER, json.dumps(marker, default=str))
+            shutil.rmtree(final, ignore_errors=True)  # an older run's, or this step's from before a resume
+            temporary.rename(final)
+            complete = sorted(path.parent for path in folder.glob(f"step-*/{MARKER}"))
+            for old in complete[:-keep] if keep else []:
+                shutil.rmtree(old)
+    except (OSError, dcp.api.CheckpointException) as error:
+        if ranks.rank == 0:
+            shutil.rmtree(temporary, ignore_errors=True)
+        raise CheckpointError(f"could not save {final}: {_one_line(error)}") from error
+    ranks.barrier()
+    return final
+
+
+def load(path: Path, trainer: Trainer) -> int:
+    """Put weights, optimiser and schedule of a checkpoint into the trainer; returns its step. On every rank.
+
+    Raises:
+        CheckpointError: anything is missing or does not fit the model.
+    """
+    try:
+        marker = json.loads((path / MARKER).read_text())
+        model, optimizer = get_state_dict(trainer.lm, trainer.optimizer)
+        state = {"model": model, "optimizer": optimizer}
+        dcp.load(state, checkpoint_id=path / "state")
+        set_state_dict(
+            trainer.lm, trainer.optimizer, model_state_dict=state["model"], optim_state_dict=state["optimizer"]
+        )
+        trainer.schedule.load_state_dict(marker["schedule"])
+        return marker["step"]
+    except (OSError, KeyError, ValueError, dcp.api.CheckpointException) as error:
+        raise CheckpointError(f"could not load {path}: {_one_line(error)}") from error
+
+
+def export(folder: Path, trainer: Trainer, tokenizer) -> None:
+    """Write model, generation config and tokenizer as a Hugging Face folder, in the dtype the engine runs in.
+
+    On every rank; the whole model comes together on rank 0 alone, in host memory.
+    """
+    options = StateDictOptions(full_state_dict=True, cpu_offload=True)
+    weights = get_model_state_dict(trainer.lm, options=options)
+    if trainer.ranks.rank == 0:
+        weights = {name: weight.to(trainer.compute_dtype) for name, weight in weights.items()}
+        trainer.lm.save_pretrained(folder, state_dict=weights)
+        tokenizer.save_pretrained(folder)
+
+
+def cut_log(path: Path, step: int) -> None:
+    """Drop the lines of a JSONL log that come after `step`, and a half-written last one: they will be written again."""
+    if not path.exists():
+        return
+    kept = []
+    for line in path.read_text().splitlines(keepends=True):
+        if not line.endswith("\n") or json.loads(line)["step"] > step:
+            break
+        kept.append(line)
+    temporary = path.with_suffix(".tmp")
+    _write_synced(temporary, "".join(kept))
+    temporary.replace(path)
+
+
+def _write_synced(path: Path, text: str) -> None:
+    with path.open("w") as file:
+        file.write(text)
+        file.flush()
+        os.fsync(file.fileno())
+
+
+def _one_line(error: Exception) -> str:
+    return (str(error) or type(error).__name__).strip().splitlines()[0]
