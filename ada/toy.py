@@ -160,7 +160,8 @@ def make_tokenizer():
 
     from ada.data import INSTRUCTION, SYSTEM
 
-    special = {"pad_token": "<pad>", "bos_token": "<bos>", "eos_token": "<eos>", "unk_token": "<pad>"}  # bytes: nothing is unknown
+    # Bytes cover everything, so <unk> never occurs; the class asks for one.
+    special = {"pad_token": "<pad>", "bos_token": "<bos>", "eos_token": "<eos>", "unk_token": "<pad>"}
     roles = ["<|system|>", "<|user|>", "<|assistant|>"]
     tokens = ["<pad>", "<bos>", "<eos>", *roles, *sorted(pre_tokenizers.ByteLevel.alphabet())]
     vocabulary = {token: i for i, token in enumerate(tokens)}
