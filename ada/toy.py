@@ -151,37 +151,29 @@ def draw_distinct(task: Task, rng: random.Random, count: int) -> list[str]:
 
 
 def make_tokenizer():
-    """A tokenizer of whole symbols: digits, signs, the opening of the box, and the two fixed sentences."""
-    from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, pre_tokenizers, processors
-    from transformers import PreTrainedTokenizerFast
+    """Qwen2's class, so that AutoTokenizer and vLLM load it beside a Qwen2 model: bytes, without merges.
+
+    The two fixed sentences, ", " and the opening of the box are whole tokens; any other text is a token per byte.
+    """
+    from tokenizers import pre_tokenizers
+    from transformers import AddedToken, Qwen2Tokenizer
 
     from ada.data import INSTRUCTION, SYSTEM
 
-    special = ["<pad>", "<bos>", "<eos>", "<unk>", "<|system|>", "<|user|>", "<|assistant|>"]
-    symbols = [*"0123456789", *OPERATIONS, ", ", "\\boxed{", "}"]
-    vocabulary = {token: i for i, token in enumerate([*special, *symbols])}
-    tokenizer = Tokenizer(models.WordLevel(vocabulary, unk_token="<unk>"))
-    tokenizer.pre_tokenizer = pre_tokenizers.Split(Regex(r"\\boxed\{|, |[^\W\d]+|[\s\S]"), "isolated")
-    tokenizer.decoder = decoders.Fuse()  # without one, decode() would put a space between any two tokens
-    tokenizer.add_special_tokens(special)
-    tokenizer.add_tokens([AddedToken(sentence, normalized=False) for sentence in (SYSTEM, INSTRUCTION)])
-    # As in many real tokenizers a plain call adds a BOS of its own: re-tokenising a templated prompt would give two.
-    bos = vocabulary["<bos>"]
-    tokenizer.post_processor = processors.TemplateProcessing(single="<bos> $A", special_tokens=[("<bos>", bos)])
-    fast = PreTrainedTokenizerFast(
-        tokenizer_object=tokenizer,
-        pad_token="<pad>",
-        bos_token="<bos>",
-        eos_token="<eos>",
-        unk_token="<unk>",
-        clean_up_tokenization_spaces=False,
-    )
-    fast.chat_template = (
+    # Bytes cover everything, so <unk> never occurs; the class asks for one.
+    special = {"pad_token": "<pad>", "bos_token": "<bos>", "eos_token": "<eos>", "unk_token": "<pad>"}
+    roles = ["<|system|>", "<|user|>", "<|assistant|>"]
+    tokens = ["<pad>", "<bos>", "<eos>", *roles, *sorted(pre_tokenizers.ByteLevel.alphabet())]
+    vocabulary = {token: i for i, token in enumerate(tokens)}
+    tokenizer = Qwen2Tokenizer(vocabulary, [], **special, clean_up_tokenization_spaces=False)
+    tokenizer.add_special_tokens({"extra_special_tokens": roles})
+    tokenizer.add_tokens([AddedToken(text, normalized=False) for text in (", ", "\\boxed{", SYSTEM, INSTRUCTION)])
+    tokenizer.chat_template = (
         "{{ bos_token }}{% for message in messages %}<|{{ message.role }}|>{{ message.content }}"
         "{% if message.role == 'assistant' %}{{ eos_token }}{% endif %}{% endfor %}"
         "{% if add_generation_prompt %}<|assistant|>{% endif %}"
     )
-    return fast
+    return tokenizer
 
 
 def make_model(tokenizer):
@@ -197,7 +189,7 @@ def make_model(tokenizer):
         num_attention_heads=3,
         num_key_value_heads=3,
         initializer_range=0.08,  # with the usual 0.02 so small a model has not learnt chains after 350 steps
-        max_position_embeddings=1024,
+        max_position_embeddings=2048,
         tie_word_embeddings=True,
         dtype="float32",
         **ids,
