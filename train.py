@@ -15,22 +15,26 @@ import os
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # before torch is imported: more threads than cores cost tenfold
 
 import dataclasses
-import json
-import signal
 import sys
-import time
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
 
+import torch.distributed as dist
 import yaml
 from tqdm import tqdm
 from transformers import AutoTokenizer, HfArgumentParser
 
-from ada import checkpoint, eval, plot, toy, trainer
+from ada import toy
+from ada.checkpoint import CheckpointError
 from ada.data import DataError, batch, load_prompts, shared_queue
+from ada.eval import draw, summarise_eval
 from ada.reward import Scorer
-from ada.sampler import exit_balance, exit_fixed, exit_pos, make_groups, sample_adaptively, summarise
+from ada.run import Clock, Run, RunError, SamplingBar
+from ada.sampler import Prompt, exit_balance, exit_fixed, exit_pos, make_groups, sample_adaptively, summarise
+from ada.trainer import Ranks, Trainer, init_ranks
+
+EXIT_RULES = {"grpo": exit_fixed, "pos": exit_pos, "balance": exit_balance}
 
 
 def option(default, help: str):
@@ -97,10 +101,6 @@ class Config:
         if self.sampler == "grpo":
             self.round_size, self.max_rounds = self.n, 1
 
-    @property
-    def exit_rule(self):
-        return {"grpo": exit_fixed, "pos": exit_pos, "balance": exit_balance}[self.sampler]
-
     def check(self) -> None:
         """Raise ConfigError on a value that cannot be, naming the option."""
         for least, names in AT_LEAST.items():
@@ -127,7 +127,7 @@ AT_LEAST = {
     0: "lr warmup_steps weight_decay eps_low eps_high entropy_coef importance_cap keep_checkpoints log_prompts seed",
 }
 # What may differ when a run is continued: it changes how long and how it is watched, not what is learnt.
-MAY_CHANGE = "steps save_every keep_checkpoints wandb config graders"
+MAY_CHANGE = ("steps", "save_every", "keep_checkpoints", "wandb", "config", "graders", "out")
 
 
 class ConfigError(ValueError):
@@ -173,21 +173,21 @@ def read_yaml(path: str) -> list[str]:
 
 
 def train(config: Config) -> None:
-    """Sample, group, update, sync; now and then evaluate and save."""
-    ranks = trainer.init_ranks()
-    if ranks.rank == 0:  # build the toy once, before anybody reads it
-        toy.locate(config.model), toy.locate(config.train_data), toy.locate(config.eval_data)
+    """Set everything up, then iterate: sample, group, update, sync; now and then evaluate and save."""
+    ranks = init_ranks()
+    if ranks.rank == 0:  # the toy is built before the others look for it
+        toy.locate(config.model)
     ranks.barrier()
-    tokenizer = AutoTokenizer.from_pretrained(toy.locate(config.model))
-    limits = dict(max_prompt_tokens=config.max_prompt_tokens)
-    train_prompts, counts = load_prompts(toy.locate(config.train_data), tokenizer, **limits)
-    eval_prompts, _ = load_prompts(toy.locate(config.eval_data), tokenizer, **limits) if config.eval_data else ([], {})
-    batch(train_prompts, step=0, size=config.prompts_per_step, seed=config.seed)  # refuses too small a data set
+    folder = toy.locate(config.model)
+    tokenizer = AutoTokenizer.from_pretrained(folder)
+    train_prompts = load(config.train_data, tokenizer, config, ranks)
+    eval_prompts = load(config.eval_data, tokenizer, config, ranks) if config.eval_data else []
+    batch(train_prompts, step=0, size=config.prompts_per_step, seed=config.seed)  # refuses too few prompts
 
-    from ada.engine import Engine  # takes 10 s to import: only now that options and data are known to be good
+    from ada.engine import Engine  # vLLM takes 10 s to import: only once options and data are known to be good
 
     engine = Engine(
-        toy.locate(config.model),
+        folder,
         max_tokens=config.max_response_tokens,
         max_prompt_tokens=config.max_prompt_tokens,
         temperature=config.temperature,
@@ -195,42 +195,62 @@ def train(config: Config) -> None:
         memory_share=config.gpu_memory_share,
         dtype=str(ranks.compute_dtype).removeprefix("torch."),
     )
-    engine.sleep()  # while the trainer takes its memory
-    policy = trainer.Trainer(
-        toy.locate(config.model),
+    engine.sleep()  # until the trainer has taken its memory
+    trainer = Trainer(
+        folder,
         ranks,
-        **{name: getattr(config, name) for name in trainer.OPTIONS},
+        lr=config.lr,
+        warmup_steps=config.warmup_steps,
+        weight_decay=config.weight_decay,
+        max_grad_norm=config.max_grad_norm,
+        eps_low=config.eps_low,
+        eps_high=config.eps_high,
+        entropy_coef=config.entropy_coef,
+        importance_cap=config.importance_cap,
+        temperature=config.temperature,
+        micro_batch_tokens=config.micro_batch_tokens,
+        drop_truncated=config.drop_truncated,
+        activation_checkpointing=config.activation_checkpointing,
+        cpu_offload=config.cpu_offload,
     )
     scorer = Scorer(config.graders)
-    run = RunFolder(config, ranks)
-    start = run.resume(policy)
-    engine.sync(policy.named_weights())
-    run.say(f"{run.path}: {ranks.world_size} rank(s), {counts}, first prompt:\n{train_prompts[0].text!r}")
+    run = Run(
+        Path(config.out) / config.run,
+        dataclasses.asdict(config),
+        ranks,
+        may_change=MAY_CHANGE,
+        keep=config.keep_checkpoints,
+        wandb=config.wandb,
+    )
+    start = run.resume(trainer)
+    engine.sync(trainer.named_weights())
+    run.say(f"training in {run.path} on {ranks.world_size} x {ranks.device.type}; the first prompt is")
+    run.say(repr(train_prompts[0].text))
 
     def evaluate(step: int) -> dict[str, float]:
-        if not eval_prompts:
-            return {}
+        clock = Clock()
         queue = shared_queue(eval_prompts, ranks.store, f"eval/{step}")
-        with SamplingBar("evaluating", ranks) as bar:
-            pools = eval.draw(engine, scorer, queue, k=config.eval_k, seed=config.seed, step=step, progress=bar)
+        with SamplingBar("evaluating", run.bars_off) as progress:
+            pools = draw(engine, scorer, queue, k=config.eval_k, seed=config.seed, step=step, progress=progress)
         pools = ranks.gather([pool.without_tokens() for pool in pools])
-        return eval.summarise_eval(pools, config.eval_k)
+        return {**summarise_eval(pools, config.eval_k), "time/eval": clock.lap("time/eval")}
 
     if start == 0:
-        run.log({"step": 0, **evaluate(0)})
+        run.log({"step": 0, **(evaluate(0) if eval_prompts else {})})
 
-    bar = tqdm(range(start + 1, config.steps + 1), "training", config.steps, initial=start, disable=run.quiet)
-    for step in bar:
+    for step in tqdm(
+        range(start + 1, config.steps + 1), "training", initial=start, total=config.steps, disable=run.bars_off
+    ):
         clock = Clock()
 
-        # ---- sample: every rank takes prompts from one queue, as fast as it gets through them
+        # ---- sample: ranks take prompts from one queue, each as fast as it gets through them
         prompts = batch(train_prompts, step=step - 1, size=config.prompts_per_step, seed=config.seed)
-        with SamplingBar("sampling", ranks) as progress:
+        with SamplingBar("sampling", run.bars_off) as progress:
             my_pools = sample_adaptively(
                 engine,
                 scorer,
                 shared_queue(prompts, ranks.store, f"train/{step}"),
-                exit_rule=config.exit_rule,
+                exit_rule=EXIT_RULES[config.sampler],
                 n=config.n,
                 round_size=config.round_size,
                 max_rounds=config.max_rounds,
@@ -240,7 +260,7 @@ def train(config: Config) -> None:
             )
         clock.lap("time/sampling")
 
-        # ---- group: a balanced group of n from each mixed pool; then every rank knows them all
+        # ---- group: n balanced responses from each mixed pool; after the gather every rank knows all groups
         my_groups = make_groups(
             my_pools,
             n=config.n,
@@ -252,25 +272,50 @@ def train(config: Config) -> None:
         )
         groups = sorted(ranks.gather(my_groups), key=lambda group: group.prompt.row)
         pools = ranks.gather([pool.without_tokens() for pool in my_pools])
-        metrics = {"step": step, **summarise(pools, groups, config.n)}
+        clock.lap("time/gather")
 
-        # ---- update, with the engine's memory
+        # ---- update, with the memory that the sleeping engine leaves
         engine.sleep()
-        metrics |= policy.update(groups, seed=config.seed, step=step, n_updates=config.updates_per_step)
+        updated = trainer.update(groups, seed=config.seed, step=step, n_updates=config.updates_per_step)
         clock.lap("time/update")
 
-        # ---- sync: the engine wakes with the new weights
-        engine.sync(policy.named_weights())
+        # ---- sync: the engine wakes up with the new weights
+        engine.sync(trainer.named_weights())
         clock.lap("time/sync")
-        metrics |= clock.seconds
 
         # ---- log, evaluate, save
-        if step % config.eval_every == 0 or step == config.steps:
+        metrics = {"step": step, **summarise(pools, groups, config.n), **updated, **clock.seconds}
+        if eval_prompts and (step % config.eval_every == 0 or step == config.steps):
             metrics |= evaluate(step)
         run.log_samples(step, my_pools, my_groups, {prompt.row for prompt in prompts[: config.log_prompts]})
         run.log(metrics)
         stop = run.should_stop()
         if step % config.save_every == 0 or step == config.steps or stop:
-            run.save(policy, step, tokenizer)
+            run.save(trainer, step, tokenizer)
         if stop:
+            run.say(f"stopped after step {step}; the same command continues")
             break
+    else:
+        run.report()
+    scorer.close()
+    engine.close()
+    dist.destroy_process_group()
+
+
+def load(source: str, tokenizer, config: Config, ranks: Ranks) -> list[Prompt]:
+    """Prompts of a file or data set; rank 0 prints how many were dropped and why."""
+    prompts, counts = load_prompts(toy.locate(source), tokenizer, max_prompt_tokens=config.max_prompt_tokens)
+    if ranks.rank == 0:
+        print(f"{source}: " + ", ".join(f"{count} {what}" for what, count in counts.items()))
+    return prompts
+
+
+def main() -> None:
+    try:
+        train(parse_config(sys.argv[1:]))
+    except (ConfigError, DataError, EngineError, CheckpointError, RunError) as error:
+        sys.exit(f"[rank {os.environ.get('RANK', 0)}] error: {error}")
+
+
+if __name__ == "__main__":
+    main()
