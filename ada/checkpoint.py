@@ -13,7 +13,6 @@ import os
 import shutil
 from pathlib import Path
 
-import torch
 import torch.distributed.checkpoint as dcp
 from torch.distributed.checkpoint.state_dict import (
     StateDictOptions,
@@ -41,7 +40,7 @@ def save(folder: Path, trainer: Trainer, *, step: int, tokenizer, keep: int) -> 
     """Write the checkpoint of `step`, then delete all but the newest `keep` (0 keeps all). On every rank.
 
     Raises:
-        CheckpointError: on every rank, when any rank could not write; the half-written folder is removed.
+        CheckpointError: this rank could not write (which ends the job); the half-written folder is removed.
     """
     final = folder / f"step-{step:06d}"
     temporary = final.with_suffix(".tmp")
@@ -56,7 +55,7 @@ def save(folder: Path, trainer: Trainer, *, step: int, tokenizer, keep: int) -> 
         export(temporary / "hf", trainer, tokenizer)
         if ranks.rank == 0:
             marker = {"step": step, "schedule": trainer.schedule.state_dict()}
-            _write_synced(temporary / MARKER, json.dumps(marker, default=str))
+            _write_synced(temporary / MARKER, json.dumps(marker))
             shutil.rmtree(final, ignore_errors=True)  # an older run's, or this step's from before a resume
             temporary.rename(final)
             complete = sorted(path.parent for path in folder.glob(f"step-*/{MARKER}"))
@@ -98,7 +97,7 @@ def export(folder: Path, trainer: Trainer, tokenizer) -> None:
     options = StateDictOptions(full_state_dict=True, cpu_offload=True)
     weights = get_model_state_dict(trainer.lm, options=options)
     if trainer.ranks.rank == 0:
-        weights = {name: weight.to(trainer.compute_dtype) for name, weight in weights.items()}
+        weights = {name: weight.to(trainer.ranks.compute_dtype) for name, weight in weights.items()}
         trainer.lm.save_pretrained(folder, state_dict=weights)
         tokenizer.save_pretrained(folder)
 

@@ -10,14 +10,13 @@ join while others are running. The process group must exist before the engine is
 its engine at the same time: vLLM joins the group and agrees on the size of the KV cache through it.
 """
 
-import json
 import os
 import random
 from collections.abc import Iterable
-from pathlib import Path
 
 import numpy as np
 import torch
+from transformers import AutoConfig, GenerationConfig
 
 os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"  # the engine's core in this process: weights go over by pointer
 os.environ.setdefault("VLLM_LOGGING_LEVEL", "ERROR")  # its warnings on a CPU: that it cannot sleep, at every sleep
@@ -38,15 +37,17 @@ class EngineError(ValueError):
     """The engine cannot run this model, or was asked for something in the wrong state."""
 
 
-def check_model(folder: str) -> None:
-    """Raise EngineError where vLLM's CPU attention would only fail at its first step."""
-    config_file = Path(folder) / "config.json"
-    if torch.cuda.is_available() or not config_file.is_file():  # a hub name: vLLM reads its config itself
-        return
-    config = json.loads(config_file.read_text())
-    head_size = config.get("head_dim") or config["hidden_size"] // config["num_attention_heads"]
-    if head_size not in CPU_HEAD_SIZES:
-        raise EngineError(f"{config_file}: head size {head_size}: vLLM on a CPU takes only {CPU_HEAD_SIZES}")
+def check_model(folder: str, max_model_len: int) -> None:
+    """Raise EngineError, in one line, where vLLM would fail late or at length."""
+    config = AutoConfig.from_pretrained(folder)
+    head_size = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
+    if not torch.cuda.is_available() and head_size not in CPU_HEAD_SIZES:
+        raise EngineError(f"{folder}: head size {head_size}: on a CPU, vLLM's attention takes only {CPU_HEAD_SIZES}")
+    if max_model_len > config.max_position_embeddings:
+        raise EngineError(
+            f"{folder} takes {config.max_position_embeddings} tokens, but max_prompt_tokens + max_response_tokens "
+            f"is {max_model_len}"
+        )
 
 
 class Engine:
@@ -76,7 +77,8 @@ class Engine:
         memory_share: float = 0.5,
         dtype: str = "float32",
     ):
-        check_model(folder)
+        max_model_len = max_prompt_tokens + max_tokens
+        check_model(folder, max_model_len)
         self.capacity = capacity
         self.max_tokens = max_tokens
         self.temperature = temperature
@@ -90,7 +92,6 @@ class Engine:
             # a prompt's prefill in two, which loses track of a seeded request's noise.
             placement = dict(kv_cache_memory_bytes=CPU_KV_CACHE_BYTES, enforce_eager=True, enable_chunked_prefill=False)
             _skip_compilation_of_token_ranks()
-        max_model_len = max_prompt_tokens + max_tokens
         with _process_state_kept():
             try:
                 self.llm = vllm.LLM(
@@ -108,7 +109,7 @@ class Engine:
                     **placement,
                 )
             except ValueError as error:
-                raise EngineError(f"vLLM refuses {folder}: {str(error).strip().splitlines()[0]}") from error
+                raise EngineError(f"vLLM refuses {folder}: {' '.join(str(error).split())}") from error
         self._core = self.llm.llm_engine
         self.tokenizer = self.llm.get_tokenizer()
         self.stop_token_ids = _stop_token_ids(folder, self.tokenizer)
@@ -199,8 +200,6 @@ class Engine:
 
 def _stop_token_ids(folder: str, tokenizer) -> list[int]:
     """All ids that end a response: the generation config may list more than the tokenizer's one."""
-    from transformers import GenerationConfig
-
     try:
         eos = GenerationConfig.from_pretrained(folder).eos_token_id
     except OSError:  # a model without one

@@ -22,7 +22,7 @@ import hashlib
 import math
 import random
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 # ----------------------------------------------------------------------------------------------------------------
 # Records
@@ -82,6 +82,11 @@ class Pool:
     def first_round(self) -> list[Sample]:
         """The samples drawn before any exit rule was asked: independent, so their mean is unbiased."""
         return self.samples[: len(self.samples) // self.rounds]
+
+    def without_tokens(self) -> "Pool":
+        """A copy for the metrics of other ranks: verdicts, lengths and summed log-probs, no tokens and no text."""
+        light = [replace(s, tokens=range(len(s.tokens)), logprobs=[sum(s.logprobs)], text="") for s in self.samples]
+        return replace(self, prompt=replace(self.prompt, text="", tokens=[]), samples=light)
 
 
 @dataclass(slots=True)

@@ -47,6 +47,11 @@ class Ranks:
     device: torch.device
     store: dist.Store  # shared memory of the ranks; its atomic add makes the prompt queue
 
+    @property
+    def compute_dtype(self) -> torch.dtype:
+        """Of forward and backward, of the engine and of exported models."""
+        return torch.bfloat16 if self.device.type == "cuda" else torch.float32
+
     def gather(self, items: list) -> list:
         """Everybody's items in one list, in order of rank, on every rank."""
         if self.world_size == 1:
@@ -329,7 +334,6 @@ class Trainer:
         self.importance_cap = importance_cap
         self.micro_batch_tokens = micro_batch_tokens
         self.drop_truncated = drop_truncated
-        self.compute_dtype = torch.bfloat16 if ranks.device.type == "cuda" else torch.float32
 
         lm = AutoModelForCausalLM.from_pretrained(folder, dtype="auto", attn_implementation="sdpa")
         if activation_checkpointing:
@@ -350,7 +354,7 @@ class Trainer:
         """FSDP2: each decoder layer gathers its weights when it runs, the root the rest."""
         options = dict(
             mesh=init_device_mesh(self.ranks.device.type, (self.ranks.world_size,)),
-            mp_policy=MixedPrecisionPolicy(param_dtype=self.compute_dtype, reduce_dtype=torch.float32),
+            mp_policy=MixedPrecisionPolicy(param_dtype=self.ranks.compute_dtype, reduce_dtype=torch.float32),
             offload_policy=CPUOffloadPolicy() if cpu_offload else OffloadPolicy(),
         )
         for layer in [*self.lm.model.layers, self.policy]:  # one after the other: only one is whole in fp32
@@ -366,7 +370,7 @@ class Trainer:
         """Every weight, whole, in the engine's dtype, in layer order, one at a time; a tied head under its own name."""
         for name, weight in self.lm.named_parameters(remove_duplicate=False):
             whole = weight.full_tensor() if hasattr(weight, "full_tensor") else weight
-            yield name, whole.detach().to(self.compute_dtype)
+            yield name, whole.detach().to(self.ranks.compute_dtype)
 
     def update(self, groups: list[Group], *, seed: int, step: int, n_updates: int = 1) -> dict[str, float | None]:
         """One iteration's updates: the groups, shuffled, in `n_updates` mini-batches.

@@ -1,0 +1,78 @@
+"""Figures from metrics.jsonl.
+
+    python -m ada.plot out/toy-balance-seed0 out/toy-pos-seed0 --out compare.png
+"""
+
+import argparse
+import json
+import sys
+from pathlib import Path
+
+import matplotlib
+
+matplotlib.use("Agg")  # to files, also without a screen
+import matplotlib.pyplot as plt  # noqa: E402
+
+PANELS = (  # title, training metric, evaluation metric drawn as dots beside it
+    ("reward", "reward/first_round", "eval/reward"),
+    ("entropy (nats per token)", "policy/entropy", "eval/entropy"),
+    ("samples per step", "sampling/samples", None),
+)
+
+
+def read_metrics(run: Path) -> list[dict]:
+    """The objects of a run's metrics.jsonl, one a step.
+
+    Raises:
+        ValueError: there is no such file, or a line is not JSON.
+    """
+    path = run / "metrics.jsonl"
+    if not path.is_file():
+        raise ValueError(f"{path}: no such file")
+    rows = []
+    for number, line in enumerate(path.read_text().splitlines(), start=1):
+        try:
+            rows.append(json.loads(line))
+        except json.JSONDecodeError as error:
+            raise ValueError(f"{path}:{number}: {error}") from error
+    return rows
+
+
+def series(rows: list[dict], key: str) -> tuple[list[int], list[float]]:
+    """Steps and values of one metric, where it was measured."""
+    points = [(row["step"], row[key]) for row in rows if row.get(key) is not None]
+    return [step for step, _ in points], [value for _, value in points]
+
+
+def plot_runs(runs: list[Path], out: Path) -> None:
+    """Reward, entropy and samples against steps, one colour a run: a line for training, dots for held-out prompts."""
+    figure, axes = plt.subplots(1, len(PANELS), figsize=(4.5 * len(PANELS), 3.4), layout="constrained")
+    for i, run in enumerate(runs):
+        rows = read_metrics(run)
+        for axis, (title, train_key, eval_key) in zip(axes, PANELS, strict=True):
+            axis.plot(*series(rows, train_key), color=f"C{i}", alpha=0.8, label=run.name)
+            if eval_key:
+                axis.plot(*series(rows, eval_key), "o", color=f"C{i}", markersize=4, label=f"{run.name}, held out")
+            axis.set(title=title, xlabel="step")
+            axis.grid(alpha=0.3)
+    axes[-1].set_ylim(bottom=0)
+    axes[0].legend(fontsize=8)
+    out.parent.mkdir(parents=True, exist_ok=True)
+    figure.savefig(out, dpi=150)
+    plt.close(figure)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description="Plot reward, entropy and samples of one or more runs.")
+    parser.add_argument("runs", nargs="+", type=Path, help="run folders, each with a metrics.jsonl")
+    parser.add_argument("--out", type=Path, default=Path("out/plot.png"), help="the PNG to write")
+    args = parser.parse_args()
+    try:
+        plot_runs(args.runs, args.out)
+    except ValueError as error:
+        sys.exit(f"error: {error}")
+    print(args.out)
+
+
+if __name__ == "__main__":
+    main()

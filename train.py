@@ -1,0 +1,276 @@
+"""Train a language model with Reinforce-Ada (arXiv 2510.04996).
+
+    torchrun train.py                                                       # the embedded toy, a few minutes on a CPU
+    torchrun train.py --config configs/toy.yaml --sampler pos --seed 1      # options: YAML first, command line on top
+    torchrun --nproc_per_node=8 train.py --config configs/qwen2.5-math-1.5b.yaml
+    python train.py --steps 3                                               # one rank needs no launcher
+
+The same command again continues from the newest checkpoint in out/RUN. Read the loop in train() first, then
+ada/sampler.py. Left out on purpose: the KL term and the reference model, the value function, the dual clip,
+asynchronous (off-policy) generation. The paper uses none of the first three.
+"""
+
+import os
+
+os.environ.setdefault("OMP_NUM_THREADS", "1")  # before torch is imported: more threads than cores cost tenfold
+
+import dataclasses
+import json
+import signal
+import sys
+import time
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Literal
+
+import yaml
+from tqdm import tqdm
+from transformers import AutoTokenizer, HfArgumentParser
+
+from ada import checkpoint, eval, plot, toy, trainer
+from ada.data import DataError, batch, load_prompts, shared_queue
+from ada.reward import Scorer
+from ada.sampler import exit_balance, exit_fixed, exit_pos, make_groups, sample_adaptively, summarise
+
+
+def option(default, help: str):
+    return field(default=default, metadata={"help": help})
+
+
+@dataclass
+class Config:
+    """Every option. The defaults train the toy; configs/ has the paper's settings."""
+
+    # model and data
+    model: str = option("toy-demo/model", "Hugging Face folder or name; toy-demo/model is built on first use")
+    train_data: str = option("toy-demo/train", "JSONL, JSON or parquet file, or Hugging Face data set; toy-demo/hard: hard")
+    eval_data: str = option("toy-demo/test", "held-out prompts, the same forms; an empty string turns evaluation off")
+    max_prompt_tokens: int = option(32, "longer prompts are dropped and counted")
+    max_response_tokens: int = option(32, "longer responses are cut and marked truncated")
+
+    # sampling (Algorithm 1)
+    sampler: Literal["grpo", "pos", "balance"] = option("balance", "when a prompt may stop: grpo after one round of n")
+    n: int = option(4, "responses per prompt in the update")
+    round_size: int = option(8, "responses per prompt and round (grpo: n)")
+    max_rounds: int = option(4, "rounds per prompt (grpo: 1)")
+    prompts_per_step: int = option(128, "prompts per iteration, over all ranks")
+    temperature: float = option(1.0, "of sampling, and of the log-probs in the update")
+    baseline: Literal["global", "group"] = option("global", "mean that advantages are measured against: pool or group")
+    normalize_std: bool = option(False, "divide advantages by the standard deviation, as GRPO does (Eq. 2)")
+    keep_uniform: bool = option(False, "keep uniform groups: no gradient, but they count in the token mean")
+
+    # update (Eq. 3)
+    steps: int = option(80, "iterations")
+    updates_per_step: int = option(1, "mini-batches, hence optimiser steps, per iteration")
+    lr: float = option(5e-4, "learning rate, constant after the warm-up")
+    warmup_steps: int = option(10, "iterations of linear warm-up")
+    weight_decay: float = option(0.0, "of AdamW")
+    max_grad_norm: float = option(1.0, "gradients are clipped to this global norm")
+    eps_low: float = option(0.2, "clip of the ratio from below")
+    eps_high: float = option(0.28, "clip of the ratio from above (clip-higher)")
+    entropy_coef: float = option(0.0, "weight of the entropy bonus; the paper has 1e-4, its released script 0")
+    importance_cap: float = option(2.0, "cap of the trainer/engine probability ratio that weights each token; 0 = off")
+    drop_truncated: bool = option(False, "leave truncated responses out of the update")
+    micro_batch_tokens: int = option(16384, "tokens, padding included, per forward")
+    activation_checkpointing: bool = option(False, "recompute layers in the backward: less memory, more time")
+    cpu_offload: bool = option(False, "weights and optimiser state in host memory")
+
+    # engine and graders
+    max_concurrent: int = option(256, "responses that one engine generates side by side")
+    gpu_memory_share: float = option(0.5, "of a GPU's memory, for vLLM's weights and KV cache")
+    graders: int = option(1, "grading processes per rank")
+
+    # logging, evaluation, checkpoints
+    eval_every: int = option(10, "steps between evaluations; there is one before the first step and one at the end")
+    eval_k: int = option(16, "responses per held-out prompt")
+    save_every: int = option(20, "steps between checkpoints; there is one at the end")
+    keep_checkpoints: int = option(2, "newest ones to keep; 0 keeps all")
+    log_prompts: int = option(2, "prompts per step whose responses go to samples.jsonl")
+    seed: int = option(0, "everything random derives from it")
+    out: str = option("out", "folder of all runs")
+    run: str = option("", "this run's folder in it; by default CONFIG-SAMPLER-seedSEED")
+    wandb: bool = option(False, "log to Weights & Biases, too, if it is installed")
+    config: str = option("", "YAML file of options")
+
+    def __post_init__(self):
+        self.run = self.run or f"{Path(self.config).stem or 'toy'}-{self.sampler}-seed{self.seed}"
+        if self.sampler == "grpo":
+            self.round_size, self.max_rounds = self.n, 1
+
+    @property
+    def exit_rule(self):
+        return {"grpo": exit_fixed, "pos": exit_pos, "balance": exit_balance}[self.sampler]
+
+    def check(self) -> None:
+        """Raise ConfigError on a value that cannot be, naming the option."""
+        for least, names in AT_LEAST.items():
+            for name in names.split():
+                if not getattr(self, name) >= least:
+                    raise ConfigError(f"--{name} {getattr(self, name)}: must be at least {least}")
+        for name in ("temperature", "max_grad_norm", "gpu_memory_share"):
+            if not getattr(self, name) > 0:
+                raise ConfigError(f"--{name} {getattr(self, name)}: must be above 0")
+        for name in ("eps_low", "gpu_memory_share"):
+            if not getattr(self, name) < 1:
+                raise ConfigError(f"--{name} {getattr(self, name)}: must be below 1")
+        if self.n > self.round_size * self.max_rounds:
+            raise ConfigError(
+                f"--n {self.n}: {self.max_rounds} rounds (--max_rounds) of {self.round_size} (--round_size) "
+                f"give only {self.round_size * self.max_rounds} responses"
+            )
+
+
+AT_LEAST = {
+    2: "n",
+    1: "max_prompt_tokens max_response_tokens round_size max_rounds prompts_per_step steps updates_per_step "
+    "micro_batch_tokens max_concurrent graders eval_every eval_k save_every",
+    0: "lr warmup_steps weight_decay eps_low eps_high entropy_coef importance_cap keep_checkpoints log_prompts seed",
+}
+# What may differ when a run is continued: it changes how long and how it is watched, not what is learnt.
+MAY_CHANGE = "steps save_every keep_checkpoints wandb config graders"
+
+
+class ConfigError(ValueError):
+    """An option that does not exist or cannot be."""
+
+
+def parse_config(argv: list[str]) -> Config:
+    """Options from --config FILE, then from the command line on top of it.
+
+    Raises:
+        ConfigError: naming file, line and option.
+    """
+    parser = HfArgumentParser(Config, description=__doc__.split("\n")[0], allow_abbrev=False)
+    parser.error = lambda message: _raise(ConfigError(message))  # one line instead of the whole usage
+    file = parser.parse_known_args(argv)[0].config
+    (config,) = parser.parse_args_into_dataclasses(read_yaml(file) + argv if file else argv, look_for_args_file=False)
+    config.check()
+    return config
+
+
+def read_yaml(path: str) -> list[str]:
+    """A flat YAML file of options as command-line arguments, so that both are checked alike."""
+    try:
+        document = yaml.compose(Path(path).read_text())
+    except OSError as error:
+        raise ConfigError(f"--config {path}: {error.strerror}") from error
+    except yaml.YAMLError as error:
+        raise ConfigError(f"--config {path}: {' '.join(str(error).split())}") from error
+    names = {f.name for f in dataclasses.fields(Config)}
+    arguments = []
+    for key, value in document.value if document else []:
+        where = f"{path}:{key.start_mark.line + 1}"
+        if key.value not in names:
+            raise ConfigError(f"{where}: unknown option {key.value}")
+        if not isinstance(value, yaml.ScalarNode):
+            raise ConfigError(f"{where}: {key.value}: must be a single value")
+        arguments.append(f"--{key.value}={value.value}")
+    return arguments
+
+
+# ----------------------------------------------------------------------------------------------------------------
+# The loop
+
+
+def train(config: Config) -> None:
+    """Sample, group, update, sync; now and then evaluate and save."""
+    ranks = trainer.init_ranks()
+    if ranks.rank == 0:  # build the toy once, before anybody reads it
+        toy.locate(config.model), toy.locate(config.train_data), toy.locate(config.eval_data)
+    ranks.barrier()
+    tokenizer = AutoTokenizer.from_pretrained(toy.locate(config.model))
+    limits = dict(max_prompt_tokens=config.max_prompt_tokens)
+    train_prompts, counts = load_prompts(toy.locate(config.train_data), tokenizer, **limits)
+    eval_prompts, _ = load_prompts(toy.locate(config.eval_data), tokenizer, **limits) if config.eval_data else ([], {})
+    batch(train_prompts, step=0, size=config.prompts_per_step, seed=config.seed)  # refuses too small a data set
+
+    from ada.engine import Engine  # takes 10 s to import: only now that options and data are known to be good
+
+    engine = Engine(
+        toy.locate(config.model),
+        max_tokens=config.max_response_tokens,
+        max_prompt_tokens=config.max_prompt_tokens,
+        temperature=config.temperature,
+        capacity=config.max_concurrent,
+        memory_share=config.gpu_memory_share,
+        dtype=str(ranks.compute_dtype).removeprefix("torch."),
+    )
+    engine.sleep()  # while the trainer takes its memory
+    policy = trainer.Trainer(
+        toy.locate(config.model),
+        ranks,
+        **{name: getattr(config, name) for name in trainer.OPTIONS},
+    )
+    scorer = Scorer(config.graders)
+    run = RunFolder(config, ranks)
+    start = run.resume(policy)
+    engine.sync(policy.named_weights())
+    run.say(f"{run.path}: {ranks.world_size} rank(s), {counts}, first prompt:\n{train_prompts[0].text!r}")
+
+    def evaluate(step: int) -> dict[str, float]:
+        if not eval_prompts:
+            return {}
+        queue = shared_queue(eval_prompts, ranks.store, f"eval/{step}")
+        with SamplingBar("evaluating", ranks) as bar:
+            pools = eval.draw(engine, scorer, queue, k=config.eval_k, seed=config.seed, step=step, progress=bar)
+        pools = ranks.gather([pool.without_tokens() for pool in pools])
+        return eval.summarise_eval(pools, config.eval_k)
+
+    if start == 0:
+        run.log({"step": 0, **evaluate(0)})
+
+    bar = tqdm(range(start + 1, config.steps + 1), "training", config.steps, initial=start, disable=run.quiet)
+    for step in bar:
+        clock = Clock()
+
+        # ---- sample: every rank takes prompts from one queue, as fast as it gets through them
+        prompts = batch(train_prompts, step=step - 1, size=config.prompts_per_step, seed=config.seed)
+        with SamplingBar("sampling", ranks) as progress:
+            my_pools = sample_adaptively(
+                engine,
+                scorer,
+                shared_queue(prompts, ranks.store, f"train/{step}"),
+                exit_rule=config.exit_rule,
+                n=config.n,
+                round_size=config.round_size,
+                max_rounds=config.max_rounds,
+                seed=config.seed,
+                step=step,
+                progress=progress,
+            )
+        clock.lap("time/sampling")
+
+        # ---- group: a balanced group of n from each mixed pool; then every rank knows them all
+        my_groups = make_groups(
+            my_pools,
+            n=config.n,
+            seed=config.seed,
+            step=step,
+            baseline=config.baseline,
+            normalize_std=config.normalize_std,
+            keep_uniform=config.keep_uniform,
+        )
+        groups = sorted(ranks.gather(my_groups), key=lambda group: group.prompt.row)
+        pools = ranks.gather([pool.without_tokens() for pool in my_pools])
+        metrics = {"step": step, **summarise(pools, groups, config.n)}
+
+        # ---- update, with the engine's memory
+        engine.sleep()
+        metrics |= policy.update(groups, seed=config.seed, step=step, n_updates=config.updates_per_step)
+        clock.lap("time/update")
+
+        # ---- sync: the engine wakes with the new weights
+        engine.sync(policy.named_weights())
+        clock.lap("time/sync")
+        metrics |= clock.seconds
+
+        # ---- log, evaluate, save
+        if step % config.eval_every == 0 or step == config.steps:
+            metrics |= evaluate(step)
+        run.log_samples(step, my_pools, my_groups, {prompt.row for prompt in prompts[: config.log_prompts]})
+        run.log(metrics)
+        stop = run.should_stop()
+        if step % config.save_every == 0 or step == config.steps or stop:
+            run.save(policy, step, tokenizer)
+        if stop:
+            break
