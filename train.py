@@ -25,12 +25,11 @@ import yaml
 from tqdm import tqdm
 from transformers import AutoTokenizer, HfArgumentParser
 
-from ada import toy
-from ada.checkpoint import CheckpointError
-from ada.data import DataError, batch, load_prompts, shared_queue
+from ada import UserError, toy
+from ada.data import batch, describe, load_prompts, shared_queue
 from ada.eval import draw, summarise_eval
 from ada.reward import Scorer
-from ada.run import Clock, Run, RunError, SamplingBar
+from ada.run import Clock, Run, SamplingBar
 from ada.sampler import Prompt, exit_balance, exit_fixed, exit_pos, make_groups, sample_adaptively, summarise
 from ada.trainer import Ranks, Trainer, init_ranks
 
@@ -130,7 +129,7 @@ AT_LEAST = {
 MAY_CHANGE = ("steps", "save_every", "keep_checkpoints", "wandb", "config", "graders", "out")
 
 
-class ConfigError(ValueError):
+class ConfigError(UserError):
     """An option that does not exist or cannot be."""
 
 
@@ -141,11 +140,20 @@ def parse_config(argv: list[str]) -> Config:
         ConfigError: naming file, line and option.
     """
     parser = HfArgumentParser(Config, description=__doc__.split("\n")[0], allow_abbrev=False)
-    parser.error = lambda message: _raise(ConfigError(message))  # one line instead of the whole usage
+    parser.error = fail  # one line instead of the whole usage
     file = parser.parse_known_args(argv)[0].config
-    (config,) = parser.parse_args_into_dataclasses(read_yaml(file) + argv if file else argv, look_for_args_file=False)
+    arguments = read_yaml(file) + argv if file else argv
+    config, unknown = parser.parse_args_into_dataclasses(
+        arguments, look_for_args_file=False, return_remaining_strings=True
+    )
+    if unknown:
+        fail(f"unknown option {unknown[0]}")
     config.check()
     return config
+
+
+def fail(message: str):
+    raise ConfigError(message)
 
 
 def read_yaml(path: str) -> list[str]:
@@ -306,14 +314,14 @@ def load(source: str, tokenizer, config: Config, ranks: Ranks) -> list[Prompt]:
     """Prompts of a file or data set; rank 0 prints how many were dropped and why."""
     prompts, counts = load_prompts(toy.locate(source), tokenizer, max_prompt_tokens=config.max_prompt_tokens)
     if ranks.rank == 0:
-        print(f"{source}: " + ", ".join(f"{count} {what}" for what, count in counts.items()))
+        print(f"{source}: {describe(counts)}")
     return prompts
 
 
 def main() -> None:
     try:
         train(parse_config(sys.argv[1:]))
-    except (ConfigError, DataError, EngineError, CheckpointError, RunError) as error:
+    except UserError as error:
         sys.exit(f"[rank {os.environ.get('RANK', 0)}] error: {error}")
 
 

@@ -21,12 +21,13 @@ from torch.distributed.checkpoint.state_dict import (
     set_state_dict,
 )
 
+from ada import UserError
 from ada.trainer import Trainer
 
 MARKER = "complete.json"
 
 
-class CheckpointError(RuntimeError):
+class CheckpointError(UserError):
     """A checkpoint could not be written or read; older ones are as they were."""
 
 

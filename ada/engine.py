@@ -27,13 +27,15 @@ import vllm  # noqa: E402
 from vllm.inputs.engine import tokens_input  # noqa: E402
 from vllm.sampling_params import RequestOutputKind, SamplingParams  # noqa: E402
 
+from ada import UserError  # noqa: E402
+
 CPU_HEAD_SIZES = (32, 64, 80, 96, 112, 128, 160, 192, 224, 256, 512)  # what vLLM's CPU attention can do
 CPU_KV_CACHE_BYTES = 256 << 20
 
 Key = tuple[int, int]  # (row, index)
 
 
-class EngineError(ValueError):
+class EngineError(UserError):
     """The engine cannot run this model, or was asked for something in the wrong state."""
 
 

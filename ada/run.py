@@ -16,7 +16,7 @@ from pathlib import Path
 
 from tqdm import tqdm
 
-from ada import checkpoint
+from ada import UserError, checkpoint
 from ada.plot import plot_runs, read_metrics
 from ada.sampler import Group, Pool, Sample
 from ada.trainer import Ranks, Trainer
@@ -25,7 +25,7 @@ GAP_WARNING = 0.05  # nats; bf16 kernels that differ make about 0.01, a wrong te
 TRUNCATED_WARNING = 0.5
 
 
-class RunError(RuntimeError):
+class RunError(UserError):
     """The run's folder belongs to another run, or an optional package is missing."""
 
 
