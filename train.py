@@ -24,12 +24,13 @@ import torch.distributed as dist
 import yaml
 from tqdm import tqdm
 from transformers import AutoTokenizer, HfArgumentParser
+from transformers.utils import logging as transformers_logging
 
 from ada import UserError, toy
 from ada.data import batch, describe, load_prompts, shared_queue
 from ada.eval import draw, summarise_eval
 from ada.reward import Scorer
-from ada.run import Clock, Run, SamplingBar
+from ada.run import Clock, Run, SamplingBar, memory_in_use
 from ada.sampler import Prompt, exit_balance, exit_fixed, exit_pos, make_groups, sample_adaptively, summarise
 from ada.trainer import Ranks, Trainer, init_ranks
 
@@ -46,7 +47,7 @@ class Config:
 
     # model and data
     model: str = option("toy-demo/model", "Hugging Face folder or name; toy-demo/model is built on first use")
-    train_data: str = option("toy-demo/train", "JSONL, JSON or parquet file, or Hugging Face data set; toy-demo/hard: hard")
+    train_data: str = option("toy-demo/train", "JSONL, JSON or parquet file, or Hugging Face data set")
     eval_data: str = option("toy-demo/test", "held-out prompts, the same forms; an empty string turns evaluation off")
     max_prompt_tokens: int = option(32, "longer prompts are dropped and counted")
     max_response_tokens: int = option(32, "longer responses are cut and marked truncated")
@@ -182,6 +183,7 @@ def read_yaml(path: str) -> list[str]:
 
 def train(config: Config) -> None:
     """Set everything up, then iterate: sample, group, update, sync; now and then evaluate and save."""
+    transformers_logging.disable_progress_bar()
     ranks = init_ranks()
     if ranks.rank == 0:  # the toy is built before the others look for it
         toy.locate(config.model)
@@ -286,13 +288,14 @@ def train(config: Config) -> None:
         engine.sleep()
         updated = trainer.update(groups, seed=config.seed, step=step, n_updates=config.updates_per_step)
         clock.lap("time/update")
+        memory = memory_in_use(ranks.device)
 
         # ---- sync: the engine wakes up with the new weights
         engine.sync(trainer.named_weights())
         clock.lap("time/sync")
 
         # ---- log, evaluate, save
-        metrics = {"step": step, **summarise(pools, groups, config.n), **updated, **clock.seconds}
+        metrics = {"step": step, **summarise(pools, groups, config.n), **updated, **clock.seconds, **memory}
         if eval_prompts and (step % config.eval_every == 0 or step == config.steps):
             metrics |= evaluate(step)
         run.log_samples(step, my_pools, my_groups, {prompt.row for prompt in prompts[: config.log_prompts]})
@@ -305,6 +308,7 @@ def train(config: Config) -> None:
             break
     else:
         run.report()
+    run.close()
     scorer.close()
     engine.close()
     dist.destroy_process_group()
@@ -319,10 +323,15 @@ def load(source: str, tokenizer, config: Config, ranks: Ranks) -> list[Prompt]:
 
 
 def main() -> None:
+    code = 0
     try:
         train(parse_config(sys.argv[1:]))
     except UserError as error:
-        sys.exit(f"[rank {os.environ.get('RANK', 0)}] error: {error}")
+        print(f"[rank {os.environ.get('RANK', 0)}] error: {error}", file=sys.stderr)
+        code = 1
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(code)  # all is written and closed; a regular exit prints pages about leaks inside vLLM's libraries
 
 
 if __name__ == "__main__":

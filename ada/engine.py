@@ -13,6 +13,7 @@ its engine at the same time: vLLM joins the group and agrees on the size of the 
 import os
 import random
 from collections.abc import Iterable
+from contextlib import contextmanager
 
 import numpy as np
 import torch
@@ -88,6 +89,11 @@ class Engine:
         self._keys: dict[str, Key] = {}  # vLLM's request id -> ours
         on_gpu = torch.cuda.is_available()
         if on_gpu:
+            for variable in ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF"):
+                if "expandable_segments:True" in os.environ.get(variable, ""):
+                    raise EngineError(
+                        f"{variable}: expandable_segments and vLLM's sleep mode exclude one another: unset it"
+                    )
             placement = dict(gpu_memory_utilization=memory_share, enable_sleep_mode=True)
         else:
             # Without CUDA graphs, without sleep (vLLM refuses the switch, though not the calls), and without cutting
@@ -183,6 +189,7 @@ class Engine:
             named_weights: every weight under its Hugging Face name, in layer order, detached; tied heads included.
         """
         if self.asleep:
+            torch.cuda.empty_cache()  # of the trainer's allocator; nothing on a CPU
             self.llm.wake_up(tags=["weights"])
         self.llm.collective_rpc("reload_weights", kwargs={"weights_iterator": iter(named_weights)})
         if self.asleep:
@@ -217,24 +224,21 @@ def _skip_compilation_of_token_ranks() -> None:
     sampler.batched_count_greater_than = lambda x, values: (x >= values).sum(-1)
 
 
-class _process_state_kept:
+@contextmanager
+def _process_state_kept():
     """vLLM sets a process up as if alone in it: re-seeds, changes threads, precision, variables. Put them back."""
-
-    def __enter__(self):
-        self.rng = random.getstate(), np.random.get_state(), torch.get_rng_state()
-        self.set_num_threads, self.threads = torch.set_num_threads, torch.get_num_threads()
-        self.precision = torch.get_float32_matmul_precision()
-        self.environ = dict(os.environ)
-
-    def __exit__(self, *_):
-        random.setstate(self.rng[0])
-        np.random.set_state(self.rng[1])
-        torch.set_rng_state(self.rng[2])
-        torch.set_num_threads = self.set_num_threads
-        torch.set_num_threads(self.threads)
-        torch.set_float32_matmul_precision(self.precision)
-        for name in ("LOCAL_WORLD_SIZE", "OMP_NUM_THREADS"):
-            if name in self.environ:
-                os.environ[name] = self.environ[name]
-            else:
-                os.environ.pop(name, None)
+    rng = random.getstate(), np.random.get_state(), torch.get_rng_state()
+    set_num_threads, threads = torch.set_num_threads, torch.get_num_threads()
+    precision = torch.get_float32_matmul_precision()
+    variables = {name: os.environ.get(name) for name in ("LOCAL_WORLD_SIZE", "OMP_NUM_THREADS")}
+    try:
+        yield
+    finally:
+        random.setstate(rng[0])
+        np.random.set_state(rng[1])
+        torch.set_rng_state(rng[2])
+        torch.set_num_threads = set_num_threads
+        torch.set_num_threads(threads)
+        torch.set_float32_matmul_precision(precision)
+        for name, value in variables.items():
+            os.environ.pop(name, None) if value is None else os.environ.update({name: value})

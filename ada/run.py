@@ -1,19 +1,21 @@
 """A run's folder: options, logs, checkpoints, resuming, and what is printed.
 
-    out/RUN/config.json       the options it was started with; another start with others is refused
-            metrics.jsonl     one object a step, step 0 being the base model's evaluation
-            samples.jsonl     some prompts' responses with verdicts and advantages
-            checkpoints/      see ada/checkpoint.py
-            plot.png          reward, entropy, samples
+out/RUN/config.json       the options it was started with; another start with others is refused
+        metrics.jsonl     one object a step, step 0 being the base model's evaluation
+        samples.jsonl     some prompts' responses with verdicts and advantages
+        checkpoints/      see ada/checkpoint.py
+        plot.png          reward, entropy, samples
 """
 
 import fcntl
 import json
+import resource
 import signal
 import sys
 import time
 from pathlib import Path
 
+import torch
 from tqdm import tqdm
 
 from ada import UserError, checkpoint
@@ -158,6 +160,10 @@ class Run:
         except OSError as error:
             raise RunError(f"{self.path / name}: {error.strerror}") from error
 
+    def close(self) -> None:
+        if self.wandb:
+            self.wandb.finish()
+
     def report(self) -> None:
         """Draw the plot and print the table at the end: base against trained model, cost, where things are."""
         if self.ranks.rank != 0:
@@ -227,6 +233,16 @@ class SamplingBar:
 
     def __exit__(self, *_) -> None:
         self.bar.close()
+
+
+def memory_in_use(device: torch.device) -> dict[str, float]:
+    """GiB; of a GPU also what anybody holds of it, since torch's own counters do not see the engine's share."""
+    metrics = {"memory/host_peak": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20}
+    if device.type == "cuda":
+        free, total = torch.cuda.mem_get_info(device)
+        metrics["memory/gpu_asleep"] = (total - free) / 2**30
+        metrics["memory/gpu_trainer_peak"] = torch.cuda.max_memory_allocated(device) / 2**30
+    return metrics
 
 
 class Clock:
