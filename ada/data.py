@@ -158,11 +158,13 @@ def find_gold(row: dict, columns: list[str]):
     """
     failures = []
     for column in columns:
-        if row.get(column) is None:
-            failures.append(f"{column}: null")
-            continue
+        value = row.get(column)
         try:
-            return read_gold(row[column])
+            if value is None or value != value:  # pandas writes a missing answer as NaN
+                raise GoldError("missing")
+            if column == "solution" and "\\boxed" not in str(value):  # its prose is no answer
+                raise GoldError("no \\boxed{}")
+            return read_gold(value)
         except GoldError as error:
             failures.append(f"{column}: {error}")
     raise GoldError("; ".join(failures))

@@ -103,11 +103,11 @@ def boxed(response: str) -> str:
 
 
 def chain_is_right(prompt: str, response: str) -> bool:
-    """Whether every intermediate result is right: a verifier of answers also pays wrong chains that end well.
+    r"""Whether every intermediate result is right: a verifier of answers also pays wrong chains that end well.
 
     `prompt` is a problem, or a prompt after the chat template: nothing but the chain has digits in it.
 
-    >>> chain_is_right("3+4-9", "7, 8, \\boxed{8}"), chain_is_right("3+4-9", "6, 8, \\boxed{8}")
+    >>> chain_is_right("3+4-9", r"7, 8, \boxed{8}"), chain_is_right("3+4-9", r"6, 8, \boxed{8}")
     (True, False)
     """
     return response.strip() == solve(re.search(r"\d([+-]\d)+", prompt).group())
