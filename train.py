@@ -12,7 +12,9 @@ asynchronous (off-policy) generation. The paper uses none of the first three.
 
 import os
 
-os.environ.setdefault("OMP_NUM_THREADS", "1")  # before torch is imported: more threads than cores cost tenfold
+# Both before torch is imported. More OpenMP threads than cores would cost tenfold.
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
 
 import dataclasses
 import sys

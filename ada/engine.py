@@ -10,8 +10,10 @@ join while others are running. The process group must exist before the engine is
 its engine at the same time: vLLM joins the group and agrees on the size of the KV cache through it.
 """
 
+import logging
 import os
 import random
+import warnings
 from collections.abc import Iterable
 from contextlib import contextmanager
 
@@ -20,9 +22,11 @@ import torch
 from transformers import AutoConfig, GenerationConfig
 
 os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"  # the engine's core in this process: weights go over by pointer
-os.environ.setdefault("VLLM_LOGGING_LEVEL", "ERROR")  # its warnings on a CPU: that it cannot sleep, at every sleep
-# A gibibyte is the least that the CPU engine's own setting can ask for; kv_cache_memory_bytes below asks for less.
-os.environ.pop("VLLM_CPU_KVCACHE_SPACE", None)
+os.environ.pop("VLLM_CPU_KVCACHE_SPACE", None)  # whole GiB; it would override CPU_KV_CACHE_BYTES
+# On a CPU it warns at every sleep that it cannot sleep, and at import of what is deprecated in its own code.
+os.environ.setdefault("VLLM_LOGGING_LEVEL", "ERROR")
+logging.getLogger("vllm.triton_utils.importing").setLevel(logging.ERROR)
+warnings.filterwarnings("ignore", category=FutureWarning, module="vllm")
 
 import vllm  # noqa: E402
 from vllm.inputs.engine import tokens_input  # noqa: E402
