@@ -30,7 +30,7 @@ from transformers.utils import logging as transformers_logging
 
 from ada import UserError, toy
 from ada.data import batch, describe, load_prompts, shared_queue
-from ada.eval import draw, summarise_eval
+from ada.eval import evaluate
 from ada.reward import Scorer
 from ada.run import Clock, Run, SamplingBar, memory_in_use
 from ada.sampler import Prompt, exit_balance, exit_fixed, exit_pos, make_groups, sample_adaptively, summarise
@@ -55,9 +55,11 @@ class Config:
     max_response_tokens: int = option(32, "longer responses are cut and marked truncated")
 
     # sampling (Algorithm 1)
-    sampler: Literal["grpo", "pos", "balance"] = option("balance", "when a prompt may stop: grpo after one round of n")
-    n: int = option(4, "responses per prompt in the update")
-    round_size: int = option(8, "responses per prompt and round (grpo: n)")
+    sampler: Literal["grpo", "pos", "balance"] = option(
+        "balance", "when a prompt may stop: grpo after one round of group_size"
+    )
+    group_size: int = option(4, "n: responses per prompt in the update")
+    round_size: int = option(8, "responses per prompt and round (grpo: group_size)")
     max_rounds: int = option(4, "rounds per prompt (grpo: 1)")
     prompts_per_step: int = option(128, "prompts per iteration, over all ranks")
     temperature: float = option(1.0, "of sampling, and of the log-probs in the update")
@@ -94,14 +96,14 @@ class Config:
     log_prompts: int = option(2, "prompts per step whose responses go to samples.jsonl")
     seed: int = option(0, "everything random derives from it")
     out: str = option("out", "folder of all runs")
-    run: str = option("", "this run's folder in it; by default CONFIG-SAMPLER-seedSEED")
+    name: str = option("", "this run's folder in it; by default CONFIG-SAMPLER-seedSEED")
     wandb: bool = option(False, "log to Weights & Biases, too, if it is installed")
     config: str = option("", "YAML file of options")
 
     def __post_init__(self):
-        self.run = self.run or f"{Path(self.config).stem or 'toy'}-{self.sampler}-seed{self.seed}"
+        self.name = self.name or f"{Path(self.config).stem or 'toy'}-{self.sampler}-seed{self.seed}"
         if self.sampler == "grpo":
-            self.round_size, self.max_rounds = self.n, 1
+            self.round_size, self.max_rounds = self.group_size, 1
 
     def check(self) -> None:
         """Raise ConfigError on a value that cannot be, naming the option."""
@@ -115,15 +117,15 @@ class Config:
         for name in ("eps_low", "gpu_memory_share"):
             if not getattr(self, name) < 1:
                 raise ConfigError(f"--{name} {getattr(self, name)}: must be below 1")
-        if self.n > self.round_size * self.max_rounds:
+        if self.group_size > self.round_size * self.max_rounds:
             raise ConfigError(
-                f"--n {self.n}: {self.max_rounds} rounds (--max_rounds) of {self.round_size} (--round_size) "
+                f"--group_size {self.group_size}: --max_rounds {self.max_rounds} of --round_size {self.round_size} "
                 f"give only {self.round_size * self.max_rounds} responses"
             )
 
 
 AT_LEAST = {
-    2: "n",
+    2: "group_size",
     1: "max_prompt_tokens max_response_tokens round_size max_rounds prompts_per_step steps updates_per_step "
     "micro_batch_tokens max_concurrent graders eval_every eval_k save_every",
     0: "lr warmup_steps weight_decay eps_low eps_high entropy_coef importance_cap keep_checkpoints log_prompts seed",
@@ -184,71 +186,38 @@ def read_yaml(path: str) -> list[str]:
 
 
 def train(config: Config) -> None:
-    """Set everything up, then iterate: sample, group, update, sync; now and then evaluate and save."""
-    transformers_logging.disable_progress_bar()
+    """Set up, then iterate: sample, group, update, sync; now and then evaluate and save."""
     ranks = init_ranks()
-    if ranks.rank == 0:  # the toy is built before the others look for it
-        toy.locate(config.model)
-    ranks.barrier()
     folder = toy.locate(config.model)
     tokenizer = AutoTokenizer.from_pretrained(folder)
     train_prompts = load(config.train_data, tokenizer, config, ranks)
     eval_prompts = load(config.eval_data, tokenizer, config, ranks) if config.eval_data else []
     batch(train_prompts, step=0, size=config.prompts_per_step, seed=config.seed)  # refuses too few prompts
-
-    from ada.engine import Engine  # vLLM takes 10 s to import: only once options and data are known to be good
-
-    engine = Engine(
-        folder,
-        max_tokens=config.max_response_tokens,
-        max_prompt_tokens=config.max_prompt_tokens,
-        temperature=config.temperature,
-        capacity=config.max_concurrent,
-        memory_share=config.gpu_memory_share,
-        dtype=str(ranks.compute_dtype).removeprefix("torch."),
-    )
-    engine.sleep()  # until the trainer has taken its memory
-    trainer = Trainer(
-        folder,
-        ranks,
-        lr=config.lr,
-        warmup_steps=config.warmup_steps,
-        weight_decay=config.weight_decay,
-        max_grad_norm=config.max_grad_norm,
-        eps_low=config.eps_low,
-        eps_high=config.eps_high,
-        entropy_coef=config.entropy_coef,
-        importance_cap=config.importance_cap,
-        temperature=config.temperature,
-        micro_batch_tokens=config.micro_batch_tokens,
-        drop_truncated=config.drop_truncated,
-        activation_checkpointing=config.activation_checkpointing,
-        cpu_offload=config.cpu_offload,
-    )
-    scorer = Scorer(config.graders)
     run = Run(
-        Path(config.out) / config.run,
+        Path(config.out) / config.name,
         dataclasses.asdict(config),
         ranks,
         may_change=MAY_CHANGE,
         keep=config.keep_checkpoints,
         wandb=config.wandb,
     )
+    engine = make_engine(config, folder, ranks)
+    engine.sleep()  # until the trainer has taken its memory
+    trainer = make_trainer(config, folder, ranks)
+    scorer = Scorer(config.graders)
     start = run.resume(trainer)
     engine.sync(trainer.named_weights())
     run.say(f"training in {run.path} on {ranks.world_size} x {ranks.device.type}; the first prompt is")
     run.say(repr(train_prompts[0].text))
 
-    def evaluate(step: int) -> dict[str, float]:
-        clock = Clock()
-        queue = shared_queue(eval_prompts, ranks.store, f"eval/{step}")
+    def evaluate_at(step: int) -> dict[str, float]:
         with SamplingBar("evaluating", run.bars_off) as progress:
-            pools = draw(engine, scorer, queue, k=config.eval_k, seed=config.seed, step=step, progress=progress)
-        pools = ranks.gather([pool.without_tokens() for pool in pools])
-        return {**summarise_eval(pools, config.eval_k), "time/eval": clock.lap("time/eval")}
+            return evaluate(
+                engine, scorer, eval_prompts, ranks, k=config.eval_k, seed=config.seed, step=step, progress=progress
+            )
 
     if start == 0:
-        run.log({"step": 0, **(evaluate(0) if eval_prompts else {})})
+        run.log({"step": 0, **evaluate_at(0)})
 
     for step in tqdm(
         range(start + 1, config.steps + 1), "training", initial=start, total=config.steps, disable=run.bars_off
@@ -263,7 +232,7 @@ def train(config: Config) -> None:
                 scorer,
                 shared_queue(prompts, ranks.store, f"train/{step}"),
                 exit_rule=EXIT_RULES[config.sampler],
-                n=config.n,
+                n=config.group_size,
                 round_size=config.round_size,
                 max_rounds=config.max_rounds,
                 seed=config.seed,
@@ -275,7 +244,7 @@ def train(config: Config) -> None:
         # ---- group: n balanced responses from each mixed pool; after the gather every rank knows all groups
         my_groups = make_groups(
             my_pools,
-            n=config.n,
+            n=config.group_size,
             seed=config.seed,
             step=step,
             baseline=config.baseline,
@@ -297,9 +266,9 @@ def train(config: Config) -> None:
         clock.lap("time/sync")
 
         # ---- log, evaluate, save
-        metrics = {"step": step, **summarise(pools, groups, config.n), **updated, **clock.seconds, **memory}
-        if eval_prompts and (step % config.eval_every == 0 or step == config.steps):
-            metrics |= evaluate(step)
+        metrics = {"step": step, **summarise(pools, groups, config.group_size), **updated, **clock.seconds, **memory}
+        if step % config.eval_every == 0 or step == config.steps:
+            metrics |= evaluate_at(step)
         run.log_samples(step, my_pools, my_groups, {prompt.row for prompt in prompts[: config.log_prompts]})
         run.log(metrics)
         stop = run.should_stop()
@@ -324,7 +293,42 @@ def load(source: str, tokenizer, config: Config, ranks: Ranks) -> list[Prompt]:
     return prompts
 
 
+def make_engine(config: Config, folder: str, ranks: Ranks):
+    from ada.engine import Engine  # vLLM takes 10 s to import: only once options and data are known to be good
+
+    return Engine(
+        folder,
+        max_tokens=config.max_response_tokens,
+        max_prompt_tokens=config.max_prompt_tokens,
+        temperature=config.temperature,
+        capacity=config.max_concurrent,
+        memory_share=config.gpu_memory_share,
+        dtype=str(ranks.compute_dtype).removeprefix("torch."),
+    )
+
+
+def make_trainer(config: Config, folder: str, ranks: Ranks) -> Trainer:
+    return Trainer(
+        folder,
+        ranks,
+        lr=config.lr,
+        warmup_steps=config.warmup_steps,
+        weight_decay=config.weight_decay,
+        max_grad_norm=config.max_grad_norm,
+        eps_low=config.eps_low,
+        eps_high=config.eps_high,
+        entropy_coef=config.entropy_coef,
+        importance_cap=config.importance_cap,
+        temperature=config.temperature,
+        micro_batch_tokens=config.micro_batch_tokens,
+        drop_truncated=config.drop_truncated,
+        activation_checkpointing=config.activation_checkpointing,
+        cpu_offload=config.cpu_offload,
+    )
+
+
 def main() -> None:
+    transformers_logging.disable_progress_bar()
     code = 0
     try:
         train(parse_config(sys.argv[1:]))
