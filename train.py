@@ -12,25 +12,31 @@ asynchronous (off-policy) generation. The paper uses none of the first three.
 
 import os
 
-os.environ.setdefault("OMP_NUM_THREADS", "1")  # before torch is imported: more threads than cores cost tenfold
+# Both before torch is imported. More OpenMP threads than cores would cost tenfold.
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
 
 import dataclasses
-import json
-import signal
 import sys
-import time
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
 
+import torch.distributed as dist
 import yaml
 from tqdm import tqdm
 from transformers import AutoTokenizer, HfArgumentParser
+from transformers.utils import logging as transformers_logging
 
-from ada import checkpoint, eval, plot, toy, trainer
-from ada.data import DataError, batch, load_prompts, shared_queue
+from ada import UserError, toy
+from ada.data import batch, describe, load_prompts, shared_queue
+from ada.eval import evaluate
 from ada.reward import Scorer
-from ada.sampler import exit_balance, exit_fixed, exit_pos, make_groups, sample_adaptively, summarise
+from ada.run import Clock, Run, SamplingBar, memory_in_use
+from ada.sampler import Prompt, exit_balance, exit_fixed, exit_pos, make_groups, sample_adaptively, summarise
+from ada.trainer import Ranks, Trainer, init_ranks
+
+EXIT_RULES = {"grpo": exit_fixed, "pos": exit_pos, "balance": exit_balance}
 
 
 def option(default, help: str):
@@ -43,15 +49,17 @@ class Config:
 
     # model and data
     model: str = option("toy-demo/model", "Hugging Face folder or name; toy-demo/model is built on first use")
-    train_data: str = option("toy-demo/train", "JSONL, JSON or parquet file, or Hugging Face data set; toy-demo/hard: hard")
+    train_data: str = option("toy-demo/train", "JSONL, JSON or parquet file, or Hugging Face data set")
     eval_data: str = option("toy-demo/test", "held-out prompts, the same forms; an empty string turns evaluation off")
     max_prompt_tokens: int = option(32, "longer prompts are dropped and counted")
     max_response_tokens: int = option(32, "longer responses are cut and marked truncated")
 
     # sampling (Algorithm 1)
-    sampler: Literal["grpo", "pos", "balance"] = option("balance", "when a prompt may stop: grpo after one round of n")
-    n: int = option(4, "responses per prompt in the update")
-    round_size: int = option(8, "responses per prompt and round (grpo: n)")
+    sampler: Literal["grpo", "pos", "balance"] = option(
+        "balance", "when a prompt may stop: grpo after one round of group_size"
+    )
+    group_size: int = option(4, "n: responses per prompt in the update")
+    round_size: int = option(8, "responses per prompt and round (grpo: group_size)")
     max_rounds: int = option(4, "rounds per prompt (grpo: 1)")
     prompts_per_step: int = option(128, "prompts per iteration, over all ranks")
     temperature: float = option(1.0, "of sampling, and of the log-probs in the update")
@@ -88,18 +96,14 @@ class Config:
     log_prompts: int = option(2, "prompts per step whose responses go to samples.jsonl")
     seed: int = option(0, "everything random derives from it")
     out: str = option("out", "folder of all runs")
-    run: str = option("", "this run's folder in it; by default CONFIG-SAMPLER-seedSEED")
+    name: str = option("", "this run's folder in it; by default CONFIG-SAMPLER-seedSEED")
     wandb: bool = option(False, "log to Weights & Biases, too, if it is installed")
     config: str = option("", "YAML file of options")
 
     def __post_init__(self):
-        self.run = self.run or f"{Path(self.config).stem or 'toy'}-{self.sampler}-seed{self.seed}"
+        self.name = self.name or f"{Path(self.config).stem or 'toy'}-{self.sampler}-seed{self.seed}"
         if self.sampler == "grpo":
-            self.round_size, self.max_rounds = self.n, 1
-
-    @property
-    def exit_rule(self):
-        return {"grpo": exit_fixed, "pos": exit_pos, "balance": exit_balance}[self.sampler]
+            self.round_size, self.max_rounds = self.group_size, 1
 
     def check(self) -> None:
         """Raise ConfigError on a value that cannot be, naming the option."""
@@ -113,24 +117,24 @@ class Config:
         for name in ("eps_low", "gpu_memory_share"):
             if not getattr(self, name) < 1:
                 raise ConfigError(f"--{name} {getattr(self, name)}: must be below 1")
-        if self.n > self.round_size * self.max_rounds:
+        if self.group_size > self.round_size * self.max_rounds:
             raise ConfigError(
-                f"--n {self.n}: {self.max_rounds} rounds (--max_rounds) of {self.round_size} (--round_size) "
+                f"--group_size {self.group_size}: --max_rounds {self.max_rounds} of --round_size {self.round_size} "
                 f"give only {self.round_size * self.max_rounds} responses"
             )
 
 
 AT_LEAST = {
-    2: "n",
+    2: "group_size",
     1: "max_prompt_tokens max_response_tokens round_size max_rounds prompts_per_step steps updates_per_step "
     "micro_batch_tokens max_concurrent graders eval_every eval_k save_every",
     0: "lr warmup_steps weight_decay eps_low eps_high entropy_coef importance_cap keep_checkpoints log_prompts seed",
 }
 # What may differ when a run is continued: it changes how long and how it is watched, not what is learnt.
-MAY_CHANGE = "steps save_every keep_checkpoints wandb config graders"
+MAY_CHANGE = ("steps", "save_every", "keep_checkpoints", "wandb", "config", "graders", "out")
 
 
-class ConfigError(ValueError):
+class ConfigError(UserError):
     """An option that does not exist or cannot be."""
 
 
@@ -141,11 +145,20 @@ def parse_config(argv: list[str]) -> Config:
         ConfigError: naming file, line and option.
     """
     parser = HfArgumentParser(Config, description=__doc__.split("\n")[0], allow_abbrev=False)
-    parser.error = lambda message: _raise(ConfigError(message))  # one line instead of the whole usage
+    parser.error = fail  # one line instead of the whole usage
     file = parser.parse_known_args(argv)[0].config
-    (config,) = parser.parse_args_into_dataclasses(read_yaml(file) + argv if file else argv, look_for_args_file=False)
+    arguments = read_yaml(file) + argv if file else argv
+    config, unknown = parser.parse_args_into_dataclasses(
+        arguments, look_for_args_file=False, return_remaining_strings=True
+    )
+    if unknown:
+        fail(f"unknown option {unknown[0]}")
     config.check()
     return config
+
+
+def fail(message: str):
+    raise ConfigError(message)
 
 
 def read_yaml(path: str) -> list[str]:
@@ -173,65 +186,53 @@ def read_yaml(path: str) -> list[str]:
 
 
 def train(config: Config) -> None:
-    """Sample, group, update, sync; now and then evaluate and save."""
-    ranks = trainer.init_ranks()
-    if ranks.rank == 0:  # build the toy once, before anybody reads it
-        toy.locate(config.model), toy.locate(config.train_data), toy.locate(config.eval_data)
-    ranks.barrier()
-    tokenizer = AutoTokenizer.from_pretrained(toy.locate(config.model))
-    limits = dict(max_prompt_tokens=config.max_prompt_tokens)
-    train_prompts, counts = load_prompts(toy.locate(config.train_data), tokenizer, **limits)
-    eval_prompts, _ = load_prompts(toy.locate(config.eval_data), tokenizer, **limits) if config.eval_data else ([], {})
-    batch(train_prompts, step=0, size=config.prompts_per_step, seed=config.seed)  # refuses too small a data set
-
-    from ada.engine import Engine  # takes 10 s to import: only now that options and data are known to be good
-
-    engine = Engine(
-        toy.locate(config.model),
-        max_tokens=config.max_response_tokens,
-        max_prompt_tokens=config.max_prompt_tokens,
-        temperature=config.temperature,
-        capacity=config.max_concurrent,
-        memory_share=config.gpu_memory_share,
-        dtype=str(ranks.compute_dtype).removeprefix("torch."),
-    )
-    engine.sleep()  # while the trainer takes its memory
-    policy = trainer.Trainer(
-        toy.locate(config.model),
+    """Set up, then iterate: sample, group, update, sync; now and then evaluate and save."""
+    ranks = init_ranks()
+    folder = toy.locate(config.model)
+    tokenizer = AutoTokenizer.from_pretrained(folder)
+    train_prompts = load(config.train_data, tokenizer, config, ranks)
+    eval_prompts = load(config.eval_data, tokenizer, config, ranks) if config.eval_data else []
+    batch(train_prompts, step=0, size=config.prompts_per_step, seed=config.seed)  # refuses too few prompts
+    run = Run(
+        Path(config.out) / config.name,
+        dataclasses.asdict(config),
         ranks,
-        **{name: getattr(config, name) for name in trainer.OPTIONS},
+        may_change=MAY_CHANGE,
+        keep=config.keep_checkpoints,
+        wandb=config.wandb,
     )
+    engine = make_engine(config, folder, ranks)
+    engine.sleep()  # until the trainer has taken its memory
+    trainer = make_trainer(config, folder, ranks)
     scorer = Scorer(config.graders)
-    run = RunFolder(config, ranks)
-    start = run.resume(policy)
-    engine.sync(policy.named_weights())
-    run.say(f"{run.path}: {ranks.world_size} rank(s), {counts}, first prompt:\n{train_prompts[0].text!r}")
+    start = run.resume(trainer)
+    engine.sync(trainer.named_weights())
+    run.say(f"training in {run.path} on {ranks.world_size} x {ranks.device.type}; the first prompt is")
+    run.say(repr(train_prompts[0].text))
 
-    def evaluate(step: int) -> dict[str, float]:
-        if not eval_prompts:
-            return {}
-        queue = shared_queue(eval_prompts, ranks.store, f"eval/{step}")
-        with SamplingBar("evaluating", ranks) as bar:
-            pools = eval.draw(engine, scorer, queue, k=config.eval_k, seed=config.seed, step=step, progress=bar)
-        pools = ranks.gather([pool.without_tokens() for pool in pools])
-        return eval.summarise_eval(pools, config.eval_k)
+    def evaluate_at(step: int) -> dict[str, float]:
+        with SamplingBar("evaluating", run.bars_off) as progress:
+            return evaluate(
+                engine, scorer, eval_prompts, ranks, k=config.eval_k, seed=config.seed, step=step, progress=progress
+            )
 
     if start == 0:
-        run.log({"step": 0, **evaluate(0)})
+        run.log({"step": 0, **evaluate_at(0)})
 
-    bar = tqdm(range(start + 1, config.steps + 1), "training", config.steps, initial=start, disable=run.quiet)
-    for step in bar:
+    for step in tqdm(
+        range(start + 1, config.steps + 1), "training", initial=start, total=config.steps, disable=run.bars_off
+    ):
         clock = Clock()
 
-        # ---- sample: every rank takes prompts from one queue, as fast as it gets through them
+        # ---- sample: ranks take prompts from one queue, each as fast as it gets through them
         prompts = batch(train_prompts, step=step - 1, size=config.prompts_per_step, seed=config.seed)
-        with SamplingBar("sampling", ranks) as progress:
+        with SamplingBar("sampling", run.bars_off) as progress:
             my_pools = sample_adaptively(
                 engine,
                 scorer,
                 shared_queue(prompts, ranks.store, f"train/{step}"),
-                exit_rule=config.exit_rule,
-                n=config.n,
+                exit_rule=EXIT_RULES[config.sampler],
+                n=config.group_size,
                 round_size=config.round_size,
                 max_rounds=config.max_rounds,
                 seed=config.seed,
@@ -240,10 +241,10 @@ def train(config: Config) -> None:
             )
         clock.lap("time/sampling")
 
-        # ---- group: a balanced group of n from each mixed pool; then every rank knows them all
+        # ---- group: n balanced responses from each mixed pool; after the gather every rank knows all groups
         my_groups = make_groups(
             my_pools,
-            n=config.n,
+            n=config.group_size,
             seed=config.seed,
             step=step,
             baseline=config.baseline,
@@ -252,25 +253,92 @@ def train(config: Config) -> None:
         )
         groups = sorted(ranks.gather(my_groups), key=lambda group: group.prompt.row)
         pools = ranks.gather([pool.without_tokens() for pool in my_pools])
-        metrics = {"step": step, **summarise(pools, groups, config.n)}
+        clock.lap("time/gather")
 
-        # ---- update, with the engine's memory
+        # ---- update, with the memory that the sleeping engine leaves
         engine.sleep()
-        metrics |= policy.update(groups, seed=config.seed, step=step, n_updates=config.updates_per_step)
+        updated = trainer.update(groups, seed=config.seed, step=step, n_updates=config.updates_per_step)
         clock.lap("time/update")
+        memory = memory_in_use(ranks.device)
 
-        # ---- sync: the engine wakes with the new weights
-        engine.sync(policy.named_weights())
+        # ---- sync: the engine wakes up with the new weights
+        engine.sync(trainer.named_weights())
         clock.lap("time/sync")
-        metrics |= clock.seconds
 
         # ---- log, evaluate, save
+        metrics = {"step": step, **summarise(pools, groups, config.group_size), **updated, **clock.seconds, **memory}
         if step % config.eval_every == 0 or step == config.steps:
-            metrics |= evaluate(step)
+            metrics |= evaluate_at(step)
         run.log_samples(step, my_pools, my_groups, {prompt.row for prompt in prompts[: config.log_prompts]})
         run.log(metrics)
         stop = run.should_stop()
         if step % config.save_every == 0 or step == config.steps or stop:
-            run.save(policy, step, tokenizer)
+            run.save(trainer, step, tokenizer)
         if stop:
+            run.say(f"stopped after step {step}; the same command continues")
             break
+    else:
+        run.report()
+    run.close()
+    scorer.close()
+    engine.close()
+    dist.destroy_process_group()
+
+
+def load(source: str, tokenizer, config: Config, ranks: Ranks) -> list[Prompt]:
+    """Prompts of a file or data set; rank 0 prints how many were dropped and why."""
+    prompts, counts = load_prompts(toy.locate(source), tokenizer, max_prompt_tokens=config.max_prompt_tokens)
+    if ranks.rank == 0:
+        print(f"{source}: {describe(counts)}")
+    return prompts
+
+
+def make_engine(config: Config, folder: str, ranks: Ranks):
+    from ada.engine import Engine  # vLLM takes 10 s to import: only once options and data are known to be good
+
+    return Engine(
+        folder,
+        max_tokens=config.max_response_tokens,
+        max_prompt_tokens=config.max_prompt_tokens,
+        temperature=config.temperature,
+        capacity=config.max_concurrent,
+        memory_share=config.gpu_memory_share,
+        dtype=str(ranks.compute_dtype).removeprefix("torch."),
+    )
+
+
+def make_trainer(config: Config, folder: str, ranks: Ranks) -> Trainer:
+    return Trainer(
+        folder,
+        ranks,
+        lr=config.lr,
+        warmup_steps=config.warmup_steps,
+        weight_decay=config.weight_decay,
+        max_grad_norm=config.max_grad_norm,
+        eps_low=config.eps_low,
+        eps_high=config.eps_high,
+        entropy_coef=config.entropy_coef,
+        importance_cap=config.importance_cap,
+        temperature=config.temperature,
+        micro_batch_tokens=config.micro_batch_tokens,
+        drop_truncated=config.drop_truncated,
+        activation_checkpointing=config.activation_checkpointing,
+        cpu_offload=config.cpu_offload,
+    )
+
+
+def main() -> None:
+    transformers_logging.disable_progress_bar()
+    code = 0
+    try:
+        train(parse_config(sys.argv[1:]))
+    except UserError as error:
+        print(f"[rank {os.environ.get('RANK', 0)}] error: {error}", file=sys.stderr)
+        code = 1
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(code)  # all is written and closed; a regular exit prints pages about leaks inside vLLM's libraries
+
+
+if __name__ == "__main__":
+    main()

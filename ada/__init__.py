@@ -1,0 +1,5 @@
+"""Reinforce-Ada (arXiv 2510.04996), one file per concern. Start with train.py and ada/sampler.py."""
+
+
+class UserError(Exception):
+    """Something that the user can put right. Commands print it as one line, without a traceback, and exit with 1."""

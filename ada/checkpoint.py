@@ -21,12 +21,13 @@ from torch.distributed.checkpoint.state_dict import (
     set_state_dict,
 )
 
+from ada import UserError
 from ada.trainer import Trainer
 
 MARKER = "complete.json"
 
 
-class CheckpointError(RuntimeError):
+class CheckpointError(UserError):
     """A checkpoint could not be written or read; older ones are as they were."""
 
 
@@ -97,7 +98,10 @@ def export(folder: Path, trainer: Trainer, tokenizer) -> None:
     options = StateDictOptions(full_state_dict=True, cpu_offload=True)
     weights = get_model_state_dict(trainer.lm, options=options)
     if trainer.ranks.rank == 0:
-        weights = {name: weight.to(trainer.ranks.compute_dtype) for name, weight in weights.items()}
+        own = dict(trainer.lm.named_parameters())  # a tied head is not among them, transformers ties it again
+        tied = dict(trainer.lm.named_parameters(remove_duplicate=False)).keys() - own.keys()
+        dtype = trainer.ranks.compute_dtype
+        weights = {name: weight.to(dtype) for name, weight in weights.items() if name not in tied}
         trainer.lm.save_pretrained(folder, state_dict=weights)
         tokenizer.save_pretrained(folder)
 

@@ -18,6 +18,7 @@ from pathlib import Path
 
 from tqdm import tqdm
 
+from ada import UserError
 from ada.reward import GoldError, read_gold
 from ada.sampler import Prompt, seed_of
 
@@ -32,7 +33,7 @@ FILE_TYPES = (".jsonl", ".json", ".parquet")
 LOGGED_PER_CAUSE = 20  # broken rows logged as warnings; the rest of them as info
 
 
-class DataError(ValueError):
+class DataError(UserError):
     """A source that cannot be used; the message is one line for the user."""
 
 
@@ -244,3 +245,12 @@ def batch(prompts: list[Prompt], *, step: int, size: int, seed: int) -> list[Pro
     order = list(range(len(prompts)))
     random.Random(seed_of("shuffle", seed, epoch)).shuffle(order)
     return [prompts[j] for j in order[i * size : (i + 1) * size]]
+
+
+def shared_queue(prompts: list[Prompt], store, name: str) -> Iterator[Prompt]:
+    """Yields the prompts that no other rank has taken from the queue `name` yet, until there are none.
+
+    `store` is the ranks' torch.distributed store: its add() is atomic. A name is good for one pass over the prompts.
+    """
+    while (taken := store.add(name, 1)) <= len(prompts):
+        yield prompts[taken - 1]

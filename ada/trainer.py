@@ -60,10 +60,6 @@ class Ranks:
         dist.all_gather_object(lists, items)
         return [item for items in lists for item in items]
 
-    def any(self, flag: bool) -> bool:
-        """Has any rank raised its flag?"""
-        return any(self.gather([flag]))
-
     def barrier(self) -> None:
         if self.world_size > 1:
             self.gather([None])
@@ -382,7 +378,7 @@ class Trainer:
             Means over all response tokens of the iteration (None without any groups) and the largest of the
             gradient norms, alike on every rank.
         """
-        groups = random.Random(seed_of("shuffle", seed, step)).sample(groups, len(groups))
+        groups = random.Random(seed_of("minibatch", seed, step)).sample(groups, len(groups))
         n_updates = min(n_updates, len(groups))
         plans = [self._plan(groups[i::n_updates]) for i in range(n_updates)]
         plans = [(micro_batches, n_tokens) for micro_batches, n_tokens in plans if n_tokens]
