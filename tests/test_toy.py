@@ -123,6 +123,21 @@ def test_base_model_has_head_room(toy_folder):
     assert sum(well_formed) > 0.99 * len(texts)
 
 
+def test_pretraining_is_deterministic_and_leaves_the_callers_random_state(tmp_path, monkeypatch):
+    import torch
+
+    pretrain = toy.pretrain
+    monkeypatch.setattr(toy, "pretrain", lambda *arguments: pretrain(*arguments, steps=3, batch_size=8))
+    monkeypatch.setattr(toy, "TRAIN_ROWS", 8)
+    monkeypatch.setattr(toy, "TEST_ROWS", 8)
+    state = torch.random.get_rng_state()
+    for folder in ("a", "b"):
+        toy.write(toy.TASKS["demo"], tmp_path / folder)
+        assert torch.equal(torch.random.get_rng_state(), state)
+    for file in ("model/model.safetensors", "train.jsonl", "test.jsonl"):
+        assert (tmp_path / "a" / file).read_bytes() == (tmp_path / "b" / file).read_bytes()
+
+
 def test_other_names_come_back_unchanged(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     for name in ("Qwen/Qwen2.5-Math-1.5B", "data/train.jsonl", "toy-demo", "toy-demo/other", "toy-x/model", ""):
