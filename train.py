@@ -25,11 +25,11 @@ from typing import Literal
 import torch.distributed as dist
 import yaml
 from tqdm import tqdm
-from transformers import AutoTokenizer, HfArgumentParser
+from transformers import HfArgumentParser
 from transformers.utils import logging as transformers_logging
 
-from ada import UserError, toy
-from ada.data import batch, describe, load_prompts, shared_queue
+from ada import UserError, one_line, toy
+from ada.data import batch, describe, load_prompts, load_tokenizer, shared_queue
 from ada.eval import evaluate
 from ada.reward import Scorer
 from ada.run import Clock, Run, SamplingBar, memory_in_use
@@ -168,7 +168,7 @@ def read_yaml(path: str) -> list[str]:
     except OSError as error:
         raise ConfigError(f"--config {path}: {error.strerror}") from error
     except yaml.YAMLError as error:
-        raise ConfigError(f"--config {path}: {' '.join(str(error).split())}") from error
+        raise ConfigError(f"--config {path}: {one_line(error)}") from error
     names = {f.name for f in dataclasses.fields(Config)}
     arguments = []
     for key, value in document.value if document else []:
@@ -189,7 +189,7 @@ def train(config: Config) -> None:
     """Set up, then iterate: sample, group, update, sync; now and then evaluate and save."""
     ranks = init_ranks()
     folder = toy.locate(config.model)
-    tokenizer = AutoTokenizer.from_pretrained(folder)
+    tokenizer = load_tokenizer(folder)
     train_prompts = load(config.train_data, tokenizer, config, ranks)
     eval_prompts = load(config.eval_data, tokenizer, config, ranks) if config.eval_data else []
     batch(train_prompts, step=0, size=config.prompts_per_step, seed=config.seed)  # refuses too few prompts

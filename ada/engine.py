@@ -32,7 +32,7 @@ import vllm  # noqa: E402
 from vllm.inputs.engine import tokens_input  # noqa: E402
 from vllm.sampling_params import RequestOutputKind, SamplingParams  # noqa: E402
 
-from ada import UserError  # noqa: E402
+from ada import UserError, one_line  # noqa: E402
 
 CPU_HEAD_SIZES = (32, 64, 80, 96, 112, 128, 160, 192, 224, 256, 512)  # what vLLM's CPU attention can do
 CPU_KV_CACHE_BYTES = 256 << 20
@@ -121,7 +121,7 @@ class Engine:
                     **placement,
                 )
             except ValueError as error:
-                raise EngineError(f"vLLM refuses {folder}: {' '.join(str(error).split())}") from error
+                raise EngineError(f"vLLM refuses {folder}: {one_line(error)}") from error
         self._core = self.llm.llm_engine
         self.tokenizer = self.llm.get_tokenizer()
         self.stop_token_ids = _stop_token_ids(folder, self.tokenizer)

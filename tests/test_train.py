@@ -146,37 +146,60 @@ def test_sigterm_saves_and_the_same_command_continues(tmp_path, toy_folder):
     assert newest.name == f"step-{last:06d}"
 
 
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        (["--train_data=nowhere.jsonl"], "nowhere.jsonl: no such file"),
-        (["--train_data={folder}/columns.jsonl"], "columns.jsonl: no answer column"),
-        (["--train_data={folder}/broken.jsonl"], "broken.jsonl:2: bad JSON"),
-        (["--max_prompt_tokens=3"], "no prompt left (max_prompt_tokens is 3)"),
-        (["--prompts_per_step=5000"], "a batch of 5000 prompts from 1024"),
-        (["--group_size=33"], "--group_size 33: --max_rounds 4 of --round_size 8 give only 32 responses"),
-        (["--sampler=best"], "--sampler: invalid choice: 'best'"),
-        (["--colour=red"], "unknown option --colour"),
-        (["--steps=many"], "--steps: invalid int value: 'many'"),
-        (["--eps_low=1.5"], "--eps_low 1.5: must be below 1"),
-        (["--config={folder}/options.yaml"], "options.yaml:2: unknown option colour"),
-        (["--max_response_tokens=100000"], "max_prompt_tokens + max_response_tokens is 100032"),
-        (["--wandb"], "wandb is not installed"),
-    ],
-)
-def test_bad_input_is_one_clear_line(options, message, tmp_path, toy_folder):
-    """It names the option, file and line; the exit status is not 0; nothing is left behind."""
+@pytest.fixture
+def bad_files(tmp_path):
     (tmp_path / "columns.jsonl").write_text('{"problem": "1+1"}\n')
     (tmp_path / "broken.jsonl").write_text('{"problem": "1+1", "answer": "2"}\n{"problem": \n')
     (tmp_path / "options.yaml").write_text("steps: 3\ncolour: red\n")
-    options = [option.format(folder=tmp_path) for option in options]
-    done = launch(tmp_path / "out", *options)
-    lines = [line for line in done.stderr.splitlines() if line.strip()]
+    (tmp_path / "list.yaml").write_text("steps: [1, 2]\n")
+    return tmp_path
+
+
+@pytest.mark.parametrize(
+    ("option", "message"),
+    [
+        ("--group_size=33", "--group_size 33: --max_rounds 4 of --round_size 8 give only 32 responses"),
+        ("--group_size=1", "--group_size 1: must be at least 2"),
+        ("--sampler=best", "--sampler: invalid choice: 'best'"),
+        ("--colour=red", "unknown option --colour"),
+        ("--steps=many", "--steps: invalid int value: 'many'"),
+        ("--eps_low=1.5", "--eps_low 1.5: must be below 1"),
+        ("--temperature=0", "--temperature 0.0: must be above 0"),
+        ("--lr=nan", "--lr nan: must be at least 0"),
+        ("--config={folder}/options.yaml", "options.yaml:2: unknown option colour"),
+        ("--config={folder}/list.yaml", "list.yaml:1: steps: must be a single value"),
+        ("--config={folder}/none.yaml", "none.yaml: No such file"),
+    ],
+)
+def test_impossible_options_are_named(option, message, bad_files):
+    with pytest.raises(train.ConfigError) as refused:
+        train.parse_config([option.format(folder=bad_files)])
+    assert message in str(refused.value)
+    assert "\n" not in str(refused.value)
+
+
+@pytest.mark.parametrize(
+    ("option", "message"),
+    [
+        ("--colour=red", "unknown option --colour"),
+        ("--model={folder}/nowhere", "nowhere"),
+        ("--train_data={folder}/nowhere.jsonl", "nowhere.jsonl: no such file"),
+        ("--train_data={folder}/columns.jsonl", "columns.jsonl: no answer column"),
+        ("--train_data={folder}/broken.jsonl", "broken.jsonl:2: bad JSON"),
+        ("--max_prompt_tokens=3", "no prompt left (max_prompt_tokens is 3)"),
+        ("--prompts_per_step=5000", "a batch of 5000 prompts from 1024"),
+        ("--max_response_tokens=100000", "max_prompt_tokens + max_response_tokens is 100032"),
+        ("--wandb", "wandb is not installed"),
+    ],
+)
+def test_bad_input_is_one_clear_line(option, message, bad_files, toy_folder):
+    """It names the option, file and line; the exit status is not 0; nothing is left behind."""
+    done = launch(bad_files / "out", option.format(folder=bad_files))
     assert done.returncode == 1
-    assert message in lines[-1]
-    assert lines[-1].startswith("[rank 0] error: ")
-    assert "Traceback" not in done.stderr
-    assert not (tmp_path / "out").exists()
+    lines = [line for line in done.stderr.splitlines() if line.strip()]
+    assert len(lines) == 1, done.stderr
+    assert lines[0].startswith("[rank 0] error: ") and message in lines[0]
+    assert not (bad_files / "out").exists()
 
 
 def test_options_from_yaml_and_command_line(tmp_path):
