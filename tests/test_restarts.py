@@ -1,0 +1,175 @@
+"""Kills, crashes and restarts of the real command. Slow: every launch builds an engine."""
+
+import os
+import random
+import shutil
+import signal
+import subprocess
+import time
+
+import pytest
+from test_train import ROOT, command, launch, read, weights, without_clock
+
+KILLS = int(os.environ.get("KILLS", 3))  # KILLS=20 for a longer siege
+EVERY_STEP_SAVED = ("--steps=12", "--save_every=1", "--eval_every=3")
+
+
+def start(out, *options, ranks=0):
+    """The command in a process group of its own, so that one signal reaches every rank and grader."""
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    return subprocess.Popen(
+        command(out, *options, ranks=ranks),
+        cwd=ROOT,
+        env=environment,
+        start_new_session=True,
+        stdout=subprocess.DEVNULL,
+    )
+
+
+def wait_for_lines(path, count, process, timeout=120):
+    deadline = time.monotonic() + timeout
+    while not path.exists() or path.read_bytes().count(b"\n") < count:
+        assert process.poll() is None, "it ended early"
+        assert time.monotonic() < deadline, "no progress"
+        time.sleep(0.01)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("ranks", [0, 2])
+def test_kill_9_at_random_moments(ranks, tmp_path, toy_folder):
+    """Whatever it was doing, the same command goes on and ends with the files of an uninterrupted run."""
+    assert launch(tmp_path / "whole", *EVERY_STEP_SAVED, ranks=ranks).returncode == 0
+    run, whole = tmp_path / "killed" / "toy-balance-seed0", tmp_path / "whole" / "toy-balance-seed0"
+    rng = random.Random(0)
+    saving = 0
+    for _ in range(KILLS if ranks == 0 else 2):
+        process = start(run.parent, *EVERY_STEP_SAVED, ranks=ranks)
+        log = run / "metrics.jsonl"
+        lines = log.read_bytes().count(b"\n") if log.exists() else 0
+        wait_for_lines(log, max(1, lines - 1), process)
+        time.sleep(rng.uniform(0, 1.5))
+        os.killpg(process.pid, signal.SIGKILL)
+        process.wait()
+        saving += any((run / "checkpoints").glob("*.tmp"))
+        if log.exists() and read_steps(log)[-1:] == [12]:  # it got to the end before the kill: begin anew
+            shutil.rmtree(run)
+    print(f"{saving} of the kills came while a checkpoint was being written")
+    assert launch(run.parent, *EVERY_STEP_SAVED, ranks=ranks).returncode == 0
+    exact = dict(rel=0, abs=0) if ranks == 0 else dict(rel=1e-4, abs=1e-5)
+    pairs = zip(*(without_clock(read(folder / "metrics.jsonl")) for folder in (run, whole)), strict=True)
+    assert all(one == pytest.approx(other, **exact) for one, other in pairs)
+    assert (run / "samples.jsonl").read_text() == (whole / "samples.jsonl").read_text()
+    tolerance = 0 if ranks == 0 else 1e-4
+    expected = weights(whole, 12)
+    assert all((value - expected[name]).abs().max() <= tolerance for name, value in weights(run, 12).items())
+
+
+def read_steps(log):
+    return [int(line.split(b",")[0].split(b":")[1]) for line in log.read_bytes().splitlines() if b"," in line]
+
+
+@pytest.mark.slow
+def test_resume_on_another_number_of_ranks(tmp_path, toy_folder):
+    """A checkpoint belongs to no number of ranks: 1 + 2 ranks and 2 + 1 ranks end where 1 rank ends."""
+    assert launch(tmp_path / "one", "--steps=4").returncode == 0
+    expected = weights(tmp_path / "one" / "toy-balance-seed0", 4)
+    for name, first, second in (("grown", 1, 2), ("shrunk", 2, 1)):
+        assert launch(tmp_path / name, "--steps=2", ranks=first).returncode == 0
+        assert launch(tmp_path / name, "--steps=4", ranks=second).returncode == 0
+        run = tmp_path / name / "toy-balance-seed0"
+        assert all((value - expected[key]).abs().max() < 1e-4 for key, value in weights(run, 4).items())
+        assert (run / "samples.jsonl").read_text() == (tmp_path / "one/toy-balance-seed0/samples.jsonl").read_text()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("ranks", [2, 3])
+def test_five_steps_on_several_ranks(ranks, tmp_path, toy_folder):
+    """The groups are the same (samples.jsonl has all of them, with advantages); weights agree to the order of sums."""
+    options = ("--steps=5", "--prompts_per_step=16", "--log_prompts=16")
+    assert launch(tmp_path / "one", *options).returncode == 0
+    assert launch(tmp_path / "many", *options, ranks=ranks).returncode == 0
+    one, many = (tmp_path / name / "toy-balance-seed0" for name in ("one", "many"))
+    assert (one / "samples.jsonl").read_text() == (many / "samples.jsonl").read_text()
+    expected = weights(one, 5)
+    assert all((value - expected[name]).abs().max() < 1e-4 for name, value in weights(many, 5).items())
+    norms = [[row["update/grad_norm"] for row in read(run / "metrics.jsonl")[1:]] for run in (one, many)]
+    assert norms[0] == pytest.approx(norms[1], rel=1e-4)
+
+
+CRASH = """
+import os, train
+original = train.make_groups
+def broken(*args, step, **options):
+    if step == 2 and os.environ["RANK"] == "1":
+        raise RuntimeError("rank 1 has had enough")
+    return original(*args, step=step, **options)
+train.make_groups = broken
+train.main()
+"""
+
+
+@pytest.mark.slow
+def test_an_exception_on_one_rank_ends_all(tmp_path, toy_folder):
+    """With its message, within a minute, without a checkpoint of the broken step, without orphans."""
+    (tmp_path / "crash.py").write_text(CRASH)
+    arguments = command(tmp_path, "--steps=9", "--save_every=1", ranks=2)
+    arguments[arguments.index("train.py")] = str(tmp_path / "crash.py")
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
+    process = subprocess.Popen(
+        arguments,
+        cwd=ROOT,
+        env=environment,
+        start_new_session=True,
+        stderr=subprocess.PIPE,
+        stdout=subprocess.DEVNULL,
+        text=True,
+    )
+    wait_for_lines(tmp_path / "toy-balance-seed0/metrics.jsonl", 2, process)
+    began = time.monotonic()
+    _, stderr = process.communicate(timeout=90)
+    assert time.monotonic() - began < 60
+    assert process.returncode != 0 and "rank 1 has had enough" in stderr
+    checkpoints = tmp_path / "toy-balance-seed0" / "checkpoints"
+    assert sorted(path.name for path in checkpoints.iterdir()) == ["step-000001"]
+    alive = subprocess.run(["pgrep", "-g", str(process.pid)], capture_output=True, text=True).stdout
+    assert not alive, "left running"
+
+
+@pytest.mark.slow
+def test_nothing_outlives_a_killed_run(tmp_path, toy_folder):
+    """SIGKILL of the command alone: its graders end by themselves."""
+    process = start(tmp_path, "--steps=500")
+    wait_for_lines(tmp_path / "toy-balance-seed0/metrics.jsonl", 3, process)
+    os.kill(process.pid, signal.SIGKILL)
+    process.wait()
+    deadline = time.monotonic() + 10
+    while subprocess.run(["pgrep", "-s", str(process.pid)], capture_output=True).stdout:
+        assert time.monotonic() < deadline, "left running"
+        time.sleep(0.2)
+
+
+@pytest.mark.slow
+def test_sigterm_to_torchrun_saves(tmp_path, toy_folder):
+    """torchrun passes the signal on to its ranks; they agree on a step, save it and leave."""
+    process = start(tmp_path, "--steps=500", ranks=2)
+    log = tmp_path / "toy-balance-seed0/metrics.jsonl"
+    wait_for_lines(log, 3, process)
+    process.send_signal(signal.SIGTERM)
+    process.wait(60)
+    newest = max((log.parent / "checkpoints").iterdir())
+    assert newest.name == f"step-{read(log)[-1]['step']:06d}"
+
+
+@pytest.mark.slow
+def test_a_full_disk_keeps_older_checkpoints(tmp_path, toy_folder):
+    """Files above a size are refused, as on a full disk: one clear line, exit 1, nothing half-written, then it goes on."""
+    options = ("--steps=4", "--save_every=2")
+    assert launch(tmp_path, "--steps=2", "--save_every=2").returncode == 0
+    limited = ["bash", "-c", 'ulimit -f 600; trap "" XFSZ; exec "$@"', "bash", *command(tmp_path, *options)]
+    done = subprocess.run(limited, cwd=ROOT, env={**os.environ, "OMP_NUM_THREADS": "1"}, capture_output=True, text=True)
+    assert done.returncode == 1
+    assert "error: could not save" in done.stderr and "step-000004" in done.stderr and "Traceback" not in done.stderr
+    run = tmp_path / "toy-balance-seed0"
+    assert sorted(path.name for path in (run / "checkpoints").iterdir()) == ["step-000002"]
+    assert launch(tmp_path, *options).returncode == 0
+    assert [row["step"] for row in read(run / "metrics.jsonl")] == [0, 1, 2, 3, 4]
