@@ -12,7 +12,9 @@ asynchronous (off-policy) generation. The paper uses none of the first three.
 
 import os
 
-os.environ.setdefault("OMP_NUM_THREADS", "1")  # before torch is imported: more threads than cores cost tenfold
+# Both before torch is imported. More OpenMP threads than cores would cost tenfold.
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
 
 import dataclasses
 import sys
@@ -23,13 +25,14 @@ from typing import Literal
 import torch.distributed as dist
 import yaml
 from tqdm import tqdm
-from transformers import AutoTokenizer, HfArgumentParser
+from transformers import HfArgumentParser
+from transformers.utils import logging as transformers_logging
 
-from ada import UserError, toy
-from ada.data import batch, describe, load_prompts, shared_queue
-from ada.eval import draw, summarise_eval
+from ada import UserError, one_line, toy
+from ada.data import batch, describe, load_prompts, load_tokenizer, shared_queue
+from ada.eval import evaluate
 from ada.reward import Scorer
-from ada.run import Clock, Run, SamplingBar
+from ada.run import Clock, Run, SamplingBar, memory_in_use
 from ada.sampler import Prompt, exit_balance, exit_fixed, exit_pos, make_groups, sample_adaptively, summarise
 from ada.trainer import Ranks, Trainer, init_ranks
 
@@ -46,15 +49,17 @@ class Config:
 
     # model and data
     model: str = option("toy-demo/model", "Hugging Face folder or name; toy-demo/model is built on first use")
-    train_data: str = option("toy-demo/train", "JSONL, JSON or parquet file, or Hugging Face data set; toy-demo/hard: hard")
+    train_data: str = option("toy-demo/train", "JSONL, JSON or parquet file, or Hugging Face data set")
     eval_data: str = option("toy-demo/test", "held-out prompts, the same forms; an empty string turns evaluation off")
     max_prompt_tokens: int = option(32, "longer prompts are dropped and counted")
     max_response_tokens: int = option(32, "longer responses are cut and marked truncated")
 
     # sampling (Algorithm 1)
-    sampler: Literal["grpo", "pos", "balance"] = option("balance", "when a prompt may stop: grpo after one round of n")
-    n: int = option(4, "responses per prompt in the update")
-    round_size: int = option(8, "responses per prompt and round (grpo: n)")
+    sampler: Literal["grpo", "pos", "balance"] = option(
+        "balance", "when a prompt may stop: grpo after one round of group_size"
+    )
+    group_size: int = option(4, "n: responses per prompt in the update")
+    round_size: int = option(8, "responses per prompt and round (grpo: group_size)")
     max_rounds: int = option(4, "rounds per prompt (grpo: 1)")
     prompts_per_step: int = option(128, "prompts per iteration, over all ranks")
     temperature: float = option(1.0, "of sampling, and of the log-probs in the update")
@@ -91,14 +96,14 @@ class Config:
     log_prompts: int = option(2, "prompts per step whose responses go to samples.jsonl")
     seed: int = option(0, "everything random derives from it")
     out: str = option("out", "folder of all runs")
-    run: str = option("", "this run's folder in it; by default CONFIG-SAMPLER-seedSEED")
+    name: str = option("", "this run's folder in it; by default CONFIG-SAMPLER-seedSEED")
     wandb: bool = option(False, "log to Weights & Biases, too, if it is installed")
     config: str = option("", "YAML file of options")
 
     def __post_init__(self):
-        self.run = self.run or f"{Path(self.config).stem or 'toy'}-{self.sampler}-seed{self.seed}"
+        self.name = self.name or f"{Path(self.config).stem or 'toy'}-{self.sampler}-seed{self.seed}"
         if self.sampler == "grpo":
-            self.round_size, self.max_rounds = self.n, 1
+            self.round_size, self.max_rounds = self.group_size, 1
 
     def check(self) -> None:
         """Raise ConfigError on a value that cannot be, naming the option."""
@@ -112,15 +117,15 @@ class Config:
         for name in ("eps_low", "gpu_memory_share"):
             if not getattr(self, name) < 1:
                 raise ConfigError(f"--{name} {getattr(self, name)}: must be below 1")
-        if self.n > self.round_size * self.max_rounds:
+        if self.group_size > self.round_size * self.max_rounds:
             raise ConfigError(
-                f"--n {self.n}: {self.max_rounds} rounds (--max_rounds) of {self.round_size} (--round_size) "
+                f"--group_size {self.group_size}: --max_rounds {self.max_rounds} of --round_size {self.round_size} "
                 f"give only {self.round_size * self.max_rounds} responses"
             )
 
 
 AT_LEAST = {
-    2: "n",
+    2: "group_size",
     1: "max_prompt_tokens max_response_tokens round_size max_rounds prompts_per_step steps updates_per_step "
     "micro_batch_tokens max_concurrent graders eval_every eval_k save_every",
     0: "lr warmup_steps weight_decay eps_low eps_high entropy_coef importance_cap keep_checkpoints log_prompts seed",
@@ -163,7 +168,7 @@ def read_yaml(path: str) -> list[str]:
     except OSError as error:
         raise ConfigError(f"--config {path}: {error.strerror}") from error
     except yaml.YAMLError as error:
-        raise ConfigError(f"--config {path}: {' '.join(str(error).split())}") from error
+        raise ConfigError(f"--config {path}: {one_line(error)}") from error
     names = {f.name for f in dataclasses.fields(Config)}
     arguments = []
     for key, value in document.value if document else []:
@@ -181,20 +186,117 @@ def read_yaml(path: str) -> list[str]:
 
 
 def train(config: Config) -> None:
-    """Set everything up, then iterate: sample, group, update, sync; now and then evaluate and save."""
+    """Set up, then iterate: sample, group, update, sync; now and then evaluate and save."""
     ranks = init_ranks()
-    if ranks.rank == 0:  # the toy is built before the others look for it
-        toy.locate(config.model)
-    ranks.barrier()
     folder = toy.locate(config.model)
-    tokenizer = AutoTokenizer.from_pretrained(folder)
+    tokenizer = load_tokenizer(folder)
     train_prompts = load(config.train_data, tokenizer, config, ranks)
     eval_prompts = load(config.eval_data, tokenizer, config, ranks) if config.eval_data else []
     batch(train_prompts, step=0, size=config.prompts_per_step, seed=config.seed)  # refuses too few prompts
+    run = Run(
+        Path(config.out) / config.name,
+        dataclasses.asdict(config),
+        ranks,
+        may_change=MAY_CHANGE,
+        keep=config.keep_checkpoints,
+        wandb=config.wandb,
+    )
+    engine = make_engine(config, folder, ranks)
+    engine.sleep()  # until the trainer has taken its memory
+    trainer = make_trainer(config, folder, ranks)
+    scorer = Scorer(config.graders)
+    start = run.resume(trainer)
+    engine.sync(trainer.named_weights())
+    run.say(f"training in {run.path} on {ranks.world_size} x {ranks.device.type}; the first prompt is")
+    run.say(repr(train_prompts[0].text))
 
+    def evaluate_at(step: int) -> dict[str, float]:
+        with SamplingBar("evaluating", run.bars_off) as progress:
+            return evaluate(
+                engine, scorer, eval_prompts, ranks, k=config.eval_k, seed=config.seed, step=step, progress=progress
+            )
+
+    if start == 0:
+        run.log({"step": 0, **evaluate_at(0)})
+
+    for step in tqdm(
+        range(start + 1, config.steps + 1), "training", initial=start, total=config.steps, disable=run.bars_off
+    ):
+        clock = Clock()
+
+        # ---- sample: ranks take prompts from one queue, each as fast as it gets through them
+        prompts = batch(train_prompts, step=step - 1, size=config.prompts_per_step, seed=config.seed)
+        with SamplingBar("sampling", run.bars_off) as progress:
+            my_pools = sample_adaptively(
+                engine,
+                scorer,
+                shared_queue(prompts, ranks.store, f"train/{step}"),
+                exit_rule=EXIT_RULES[config.sampler],
+                n=config.group_size,
+                round_size=config.round_size,
+                max_rounds=config.max_rounds,
+                seed=config.seed,
+                step=step,
+                progress=progress,
+            )
+        clock.lap("time/sampling")
+
+        # ---- group: n balanced responses from each mixed pool; after the gather every rank knows all groups
+        my_groups = make_groups(
+            my_pools,
+            n=config.group_size,
+            seed=config.seed,
+            step=step,
+            baseline=config.baseline,
+            normalize_std=config.normalize_std,
+            keep_uniform=config.keep_uniform,
+        )
+        groups = sorted(ranks.gather(my_groups), key=lambda group: group.prompt.row)
+        pools = ranks.gather([pool.without_tokens() for pool in my_pools])
+        clock.lap("time/gather")
+
+        # ---- update, with the memory that the sleeping engine leaves
+        engine.sleep()
+        updated = trainer.update(groups, seed=config.seed, step=step, n_updates=config.updates_per_step)
+        clock.lap("time/update")
+        memory = memory_in_use(ranks.device)
+
+        # ---- sync: the engine wakes up with the new weights
+        engine.sync(trainer.named_weights())
+        clock.lap("time/sync")
+
+        # ---- log, evaluate, save
+        metrics = {"step": step, **summarise(pools, groups, config.group_size), **updated, **clock.seconds, **memory}
+        if step % config.eval_every == 0 or step == config.steps:
+            metrics |= evaluate_at(step)
+        run.log_samples(step, my_pools, my_groups, {prompt.row for prompt in prompts[: config.log_prompts]})
+        run.log(metrics)
+        stop = run.should_stop()
+        if step % config.save_every == 0 or step == config.steps or stop:
+            run.save(trainer, step, tokenizer)
+        if stop:
+            run.say(f"stopped after step {step}; the same command continues")
+            break
+    else:
+        run.report()
+    run.close()
+    scorer.close()
+    engine.close()
+    dist.destroy_process_group()
+
+
+def load(source: str, tokenizer, config: Config, ranks: Ranks) -> list[Prompt]:
+    """Prompts of a file or data set; rank 0 prints how many were dropped and why."""
+    prompts, counts = load_prompts(toy.locate(source), tokenizer, max_prompt_tokens=config.max_prompt_tokens)
+    if ranks.rank == 0:
+        print(f"{source}: {describe(counts)}")
+    return prompts
+
+
+def make_engine(config: Config, folder: str, ranks: Ranks):
     from ada.engine import Engine  # vLLM takes 10 s to import: only once options and data are known to be good
 
-    engine = Engine(
+    return Engine(
         folder,
         max_tokens=config.max_response_tokens,
         max_prompt_tokens=config.max_prompt_tokens,
@@ -203,8 +305,10 @@ def train(config: Config) -> None:
         memory_share=config.gpu_memory_share,
         dtype=str(ranks.compute_dtype).removeprefix("torch."),
     )
-    engine.sleep()  # until the trainer has taken its memory
-    trainer = Trainer(
+
+
+def make_trainer(config: Config, folder: str, ranks: Ranks) -> Trainer:
+    return Trainer(
         folder,
         ranks,
         lr=config.lr,
@@ -221,108 +325,19 @@ def train(config: Config) -> None:
         activation_checkpointing=config.activation_checkpointing,
         cpu_offload=config.cpu_offload,
     )
-    scorer = Scorer(config.graders)
-    run = Run(
-        Path(config.out) / config.run,
-        dataclasses.asdict(config),
-        ranks,
-        may_change=MAY_CHANGE,
-        keep=config.keep_checkpoints,
-        wandb=config.wandb,
-    )
-    start = run.resume(trainer)
-    engine.sync(trainer.named_weights())
-    run.say(f"training in {run.path} on {ranks.world_size} x {ranks.device.type}; the first prompt is")
-    run.say(repr(train_prompts[0].text))
-
-    def evaluate(step: int) -> dict[str, float]:
-        clock = Clock()
-        queue = shared_queue(eval_prompts, ranks.store, f"eval/{step}")
-        with SamplingBar("evaluating", run.bars_off) as progress:
-            pools = draw(engine, scorer, queue, k=config.eval_k, seed=config.seed, step=step, progress=progress)
-        pools = ranks.gather([pool.without_tokens() for pool in pools])
-        return {**summarise_eval(pools, config.eval_k), "time/eval": clock.lap("time/eval")}
-
-    if start == 0:
-        run.log({"step": 0, **(evaluate(0) if eval_prompts else {})})
-
-    for step in tqdm(
-        range(start + 1, config.steps + 1), "training", initial=start, total=config.steps, disable=run.bars_off
-    ):
-        clock = Clock()
-
-        # ---- sample: ranks take prompts from one queue, each as fast as it gets through them
-        prompts = batch(train_prompts, step=step - 1, size=config.prompts_per_step, seed=config.seed)
-        with SamplingBar("sampling", run.bars_off) as progress:
-            my_pools = sample_adaptively(
-                engine,
-                scorer,
-                shared_queue(prompts, ranks.store, f"train/{step}"),
-                exit_rule=EXIT_RULES[config.sampler],
-                n=config.n,
-                round_size=config.round_size,
-                max_rounds=config.max_rounds,
-                seed=config.seed,
-                step=step,
-                progress=progress,
-            )
-        clock.lap("time/sampling")
-
-        # ---- group: n balanced responses from each mixed pool; after the gather every rank knows all groups
-        my_groups = make_groups(
-            my_pools,
-            n=config.n,
-            seed=config.seed,
-            step=step,
-            baseline=config.baseline,
-            normalize_std=config.normalize_std,
-            keep_uniform=config.keep_uniform,
-        )
-        groups = sorted(ranks.gather(my_groups), key=lambda group: group.prompt.row)
-        pools = ranks.gather([pool.without_tokens() for pool in my_pools])
-        clock.lap("time/gather")
-
-        # ---- update, with the memory that the sleeping engine leaves
-        engine.sleep()
-        updated = trainer.update(groups, seed=config.seed, step=step, n_updates=config.updates_per_step)
-        clock.lap("time/update")
-
-        # ---- sync: the engine wakes up with the new weights
-        engine.sync(trainer.named_weights())
-        clock.lap("time/sync")
-
-        # ---- log, evaluate, save
-        metrics = {"step": step, **summarise(pools, groups, config.n), **updated, **clock.seconds}
-        if eval_prompts and (step % config.eval_every == 0 or step == config.steps):
-            metrics |= evaluate(step)
-        run.log_samples(step, my_pools, my_groups, {prompt.row for prompt in prompts[: config.log_prompts]})
-        run.log(metrics)
-        stop = run.should_stop()
-        if step % config.save_every == 0 or step == config.steps or stop:
-            run.save(trainer, step, tokenizer)
-        if stop:
-            run.say(f"stopped after step {step}; the same command continues")
-            break
-    else:
-        run.report()
-    scorer.close()
-    engine.close()
-    dist.destroy_process_group()
-
-
-def load(source: str, tokenizer, config: Config, ranks: Ranks) -> list[Prompt]:
-    """Prompts of a file or data set; rank 0 prints how many were dropped and why."""
-    prompts, counts = load_prompts(toy.locate(source), tokenizer, max_prompt_tokens=config.max_prompt_tokens)
-    if ranks.rank == 0:
-        print(f"{source}: {describe(counts)}")
-    return prompts
 
 
 def main() -> None:
+    transformers_logging.disable_progress_bar()
+    code = 0
     try:
         train(parse_config(sys.argv[1:]))
     except UserError as error:
-        sys.exit(f"[rank {os.environ.get('RANK', 0)}] error: {error}")
+        print(f"[rank {os.environ.get('RANK', 0)}] error: {error}", file=sys.stderr)
+        code = 1
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(code)  # all is written and closed; a regular exit prints pages about leaks inside vLLM's libraries
 
 
 if __name__ == "__main__":

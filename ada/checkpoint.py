@@ -21,7 +21,7 @@ from torch.distributed.checkpoint.state_dict import (
     set_state_dict,
 )
 
-from ada import UserError
+from ada import UserError, one_line
 from ada.trainer import Trainer
 
 MARKER = "complete.json"
@@ -65,7 +65,7 @@ def save(folder: Path, trainer: Trainer, *, step: int, tokenizer, keep: int) -> 
     except (OSError, dcp.api.CheckpointException) as error:
         if ranks.rank == 0:
             shutil.rmtree(temporary, ignore_errors=True)
-        raise CheckpointError(f"could not save {final}: {_one_line(error)}") from error
+        raise CheckpointError(f"could not save {final}: {one_line(error)}") from error
     ranks.barrier()
     return final
 
@@ -87,7 +87,7 @@ def load(path: Path, trainer: Trainer) -> int:
         trainer.schedule.load_state_dict(marker["schedule"])
         return marker["step"]
     except (OSError, KeyError, ValueError, dcp.api.CheckpointException) as error:
-        raise CheckpointError(f"could not load {path}: {_one_line(error)}") from error
+        raise CheckpointError(f"could not load {path}: {one_line(error)}") from error
 
 
 def export(folder: Path, trainer: Trainer, tokenizer) -> None:
@@ -98,7 +98,10 @@ def export(folder: Path, trainer: Trainer, tokenizer) -> None:
     options = StateDictOptions(full_state_dict=True, cpu_offload=True)
     weights = get_model_state_dict(trainer.lm, options=options)
     if trainer.ranks.rank == 0:
-        weights = {name: weight.to(trainer.ranks.compute_dtype) for name, weight in weights.items()}
+        own = dict(trainer.lm.named_parameters())  # a tied head is not among them, transformers ties it again
+        tied = dict(trainer.lm.named_parameters(remove_duplicate=False)).keys() - own.keys()
+        dtype = trainer.ranks.compute_dtype
+        weights = {name: weight.to(dtype) for name, weight in weights.items() if name not in tied}
         trainer.lm.save_pretrained(folder, state_dict=weights)
         tokenizer.save_pretrained(folder)
 
@@ -122,7 +125,3 @@ def _write_synced(path: Path, text: str) -> None:
         file.write(text)
         file.flush()
         os.fsync(file.fileno())
-
-
-def _one_line(error: Exception) -> str:
-    return (str(error) or type(error).__name__).strip().splitlines()[0]

@@ -18,7 +18,7 @@ from pathlib import Path
 
 from tqdm import tqdm
 
-from ada import UserError
+from ada import UserError, one_line
 from ada.reward import GoldError, read_gold
 from ada.sampler import Prompt, seed_of
 
@@ -97,7 +97,7 @@ def read_hub(name: str, split: str | None) -> Iterator[tuple[str, object]]:
     try:
         found = datasets.load_dataset(name, split=split)
     except Exception as error:  # Hub, network, file formats, loading scripts: whatever it is, the source is unusable
-        raise DataError(f"{name}: neither a file nor a data set that loads: {' '.join(str(error).split())}") from error
+        raise DataError(f"{name}: neither a file nor a data set that loads: {one_line(error)}") from error
     if isinstance(found, dict):
         split = "train" if "train" in found else next(iter(found))
         if split != "train" and len(found) > 1:
@@ -132,6 +132,16 @@ def apply_template(tokenizer, problem: str) -> tuple[str, list[int]]:
     return text, list(tokenizer.apply_chat_template(messages, tokenize=True, return_dict=False, **options))
 
 
+def load_tokenizer(model: str):
+    """The tokenizer of a Hugging Face folder or name. Raises DataError if there is none."""
+    from transformers import AutoTokenizer
+
+    try:
+        return AutoTokenizer.from_pretrained(model)
+    except (OSError, ValueError) as error:
+        raise DataError(f"--model {model}: {one_line(error)}") from error
+
+
 def normalise(text: str) -> str:
     """What makes two problems the same: their characters, whatever the spacing and Unicode composition.
 
@@ -158,11 +168,13 @@ def find_gold(row: dict, columns: list[str]):
     """
     failures = []
     for column in columns:
-        if row.get(column) is None:
-            failures.append(f"{column}: null")
-            continue
+        value = row.get(column)
         try:
-            return read_gold(row[column])
+            if value is None or value != value:  # pandas writes a missing answer as NaN
+                raise GoldError("missing")
+            if column == "solution" and "\\boxed" not in str(value):  # its prose is no answer
+                raise GoldError("no \\boxed{}")
+            return read_gold(value)
         except GoldError as error:
             failures.append(f"{column}: {error}")
     raise GoldError("; ".join(failures))

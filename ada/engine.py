@@ -10,24 +10,29 @@ join while others are running. The process group must exist before the engine is
 its engine at the same time: vLLM joins the group and agrees on the size of the KV cache through it.
 """
 
+import logging
 import os
 import random
+import warnings
 from collections.abc import Iterable
+from contextlib import contextmanager
 
 import numpy as np
 import torch
 from transformers import AutoConfig, GenerationConfig
 
 os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"  # the engine's core in this process: weights go over by pointer
-os.environ.setdefault("VLLM_LOGGING_LEVEL", "ERROR")  # its warnings on a CPU: that it cannot sleep, at every sleep
-# A gibibyte is the least that the CPU engine's own setting can ask for; kv_cache_memory_bytes below asks for less.
-os.environ.pop("VLLM_CPU_KVCACHE_SPACE", None)
+os.environ.pop("VLLM_CPU_KVCACHE_SPACE", None)  # whole GiB; it would override CPU_KV_CACHE_BYTES
+# On a CPU it warns at every sleep that it cannot sleep, and at import of what is deprecated in its own code.
+os.environ.setdefault("VLLM_LOGGING_LEVEL", "ERROR")
+logging.getLogger("vllm.triton_utils.importing").setLevel(logging.ERROR)
+warnings.filterwarnings("ignore", category=FutureWarning, module="vllm")
 
 import vllm  # noqa: E402
 from vllm.inputs.engine import tokens_input  # noqa: E402
 from vllm.sampling_params import RequestOutputKind, SamplingParams  # noqa: E402
 
-from ada import UserError  # noqa: E402
+from ada import UserError, one_line  # noqa: E402
 
 CPU_HEAD_SIZES = (32, 64, 80, 96, 112, 128, 160, 192, 224, 256, 512)  # what vLLM's CPU attention can do
 CPU_KV_CACHE_BYTES = 256 << 20
@@ -88,6 +93,11 @@ class Engine:
         self._keys: dict[str, Key] = {}  # vLLM's request id -> ours
         on_gpu = torch.cuda.is_available()
         if on_gpu:
+            for variable in ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF"):
+                if "expandable_segments:True" in os.environ.get(variable, ""):
+                    raise EngineError(
+                        f"{variable}: expandable_segments and vLLM's sleep mode exclude one another: unset it"
+                    )
             placement = dict(gpu_memory_utilization=memory_share, enable_sleep_mode=True)
         else:
             # Without CUDA graphs, without sleep (vLLM refuses the switch, though not the calls), and without cutting
@@ -111,7 +121,7 @@ class Engine:
                     **placement,
                 )
             except ValueError as error:
-                raise EngineError(f"vLLM refuses {folder}: {' '.join(str(error).split())}") from error
+                raise EngineError(f"vLLM refuses {folder}: {one_line(error)}") from error
         self._core = self.llm.llm_engine
         self.tokenizer = self.llm.get_tokenizer()
         self.stop_token_ids = _stop_token_ids(folder, self.tokenizer)
@@ -183,6 +193,7 @@ class Engine:
             named_weights: every weight under its Hugging Face name, in layer order, detached; tied heads included.
         """
         if self.asleep:
+            torch.cuda.empty_cache()  # of the trainer's allocator; nothing on a CPU
             self.llm.wake_up(tags=["weights"])
         self.llm.collective_rpc("reload_weights", kwargs={"weights_iterator": iter(named_weights)})
         if self.asleep:
@@ -217,24 +228,21 @@ def _skip_compilation_of_token_ranks() -> None:
     sampler.batched_count_greater_than = lambda x, values: (x >= values).sum(-1)
 
 
-class _process_state_kept:
+@contextmanager
+def _process_state_kept():
     """vLLM sets a process up as if alone in it: re-seeds, changes threads, precision, variables. Put them back."""
-
-    def __enter__(self):
-        self.rng = random.getstate(), np.random.get_state(), torch.get_rng_state()
-        self.set_num_threads, self.threads = torch.set_num_threads, torch.get_num_threads()
-        self.precision = torch.get_float32_matmul_precision()
-        self.environ = dict(os.environ)
-
-    def __exit__(self, *_):
-        random.setstate(self.rng[0])
-        np.random.set_state(self.rng[1])
-        torch.set_rng_state(self.rng[2])
-        torch.set_num_threads = self.set_num_threads
-        torch.set_num_threads(self.threads)
-        torch.set_float32_matmul_precision(self.precision)
-        for name in ("LOCAL_WORLD_SIZE", "OMP_NUM_THREADS"):
-            if name in self.environ:
-                os.environ[name] = self.environ[name]
-            else:
-                os.environ.pop(name, None)
+    rng = random.getstate(), np.random.get_state(), torch.get_rng_state()
+    set_num_threads, threads = torch.set_num_threads, torch.get_num_threads()
+    precision = torch.get_float32_matmul_precision()
+    variables = {name: os.environ.get(name) for name in ("LOCAL_WORLD_SIZE", "OMP_NUM_THREADS")}
+    try:
+        yield
+    finally:
+        random.setstate(rng[0])
+        np.random.set_state(rng[1])
+        torch.set_rng_state(rng[2])
+        torch.set_num_threads = set_num_threads
+        torch.set_num_threads(threads)
+        torch.set_float32_matmul_precision(precision)
+        for name, value in variables.items():
+            os.environ.pop(name, None) if value is None else os.environ.update({name: value})

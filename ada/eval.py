@@ -1,8 +1,10 @@
 """Evaluation: Ave@k and the unbiased Pass@k over held-out prompts, with the engine and grader of training."""
 
+import time
 from collections.abc import Callable, Iterable
 from math import comb
 
+from ada.data import shared_queue
 from ada.sampler import Pool, Prompt, Sample, exit_fixed, sample_adaptively
 
 
@@ -66,3 +68,24 @@ def summarise_eval(pools: list[Pool], k: int) -> dict[str, float]:
         "eval/length": n_tokens / len(samples),
         "eval/truncated": sum(sample.truncated for sample in samples) / len(samples),
     }
+
+
+def evaluate(
+    engine,
+    scorer,
+    prompts: list[Prompt],
+    ranks,
+    *,
+    k: int,
+    seed: int,
+    step: int,
+    progress: Callable[[int, Sample], None] | None = None,
+) -> dict[str, float]:
+    """Draw and summarise; all ranks share one queue of prompts and get the same metrics. Empty without prompts."""
+    if not prompts:
+        return {}
+    start = time.perf_counter()
+    queue = shared_queue(prompts, ranks.store, f"eval/{step}")
+    pools = draw(engine, scorer, queue, k=k, seed=seed, step=step, progress=progress)
+    pools = ranks.gather([pool.without_tokens() for pool in pools])
+    return {**summarise_eval(pools, k), "time/eval": time.perf_counter() - start}

@@ -1,6 +1,6 @@
 """Figures from metrics.jsonl.
 
-    python -m ada.plot out/toy-balance-seed0 out/toy-pos-seed0 --out compare.png
+python -m ada.plot out/toy-balance-seed0 out/toy-pos-seed0 --out compare.png
 """
 
 import argparse
@@ -50,7 +50,7 @@ def plot_runs(runs: list[Path], out: Path) -> None:
     for i, run in enumerate(runs):
         rows = read_metrics(run)
         for axis, (title, train_key, eval_key) in zip(axes, PANELS, strict=True):
-            axis.plot(*series(rows, train_key), color=f"C{i}", alpha=0.8, label=run.name)
+            axis.plot(*series(rows, train_key), color=f"C{i}", alpha=0.8, label=f"{run.name}, training")
             if eval_key:
                 axis.plot(*series(rows, eval_key), "o", color=f"C{i}", markersize=4, label=f"{run.name}, held out")
             axis.set(title=title, xlabel="step")

@@ -1,19 +1,21 @@
 """A run's folder: options, logs, checkpoints, resuming, and what is printed.
 
-    out/RUN/config.json       the options it was started with; another start with others is refused
-            metrics.jsonl     one object a step, step 0 being the base model's evaluation
-            samples.jsonl     some prompts' responses with verdicts and advantages
-            checkpoints/      see ada/checkpoint.py
-            plot.png          reward, entropy, samples
+out/RUN/config.json       the options it was started with; another start with others is refused
+        metrics.jsonl     one object a step, step 0 being the base model's evaluation
+        samples.jsonl     some prompts' responses with verdicts and advantages
+        checkpoints/      see ada/checkpoint.py
+        plot.png          reward, entropy, samples
 """
 
 import fcntl
 import json
+import resource
 import signal
 import sys
 import time
 from pathlib import Path
 
+import torch
 from tqdm import tqdm
 
 from ada import UserError, checkpoint
@@ -43,39 +45,46 @@ class Run:
 
     def __init__(self, path: Path, options: dict, ranks: Ranks, *, may_change: tuple[str, ...], keep: int, wandb: bool):
         self.path = path
+        self.options = options
         self.ranks = ranks
         self.keep = keep
         self.introduced = False
         self.interrupted = False
         self.bars_off = None if ranks.rank == 0 else True  # None: only where somebody looks at a terminal
-        self.wandb = None
-        if ranks.rank == 0:
-            self._claim(options, may_change)
-            self.wandb = _start_wandb(path, options) if wandb else None
+        self.wandb = _import_wandb() if wandb and ranks.rank == 0 else None
+        self._refuse_other_options(may_change)
         for name in (signal.SIGTERM, signal.SIGINT):
             signal.signal(name, self._interrupt)
 
-    def _claim(self, options: dict, may_change: tuple[str, ...]) -> None:
+    def _refuse_other_options(self, may_change: tuple[str, ...]) -> None:
+        config = self.path / "config.json"
+        if not config.exists():
+            return
+        earlier = json.loads(config.read_text())
+        differing = [
+            f"{name} was {earlier.get(name)!r}, is {value!r}"
+            for name, value in self.options.items()
+            if name not in may_change and value != earlier.get(name)
+        ]
+        if differing:
+            raise RunError(
+                f"{self.path} was started with other options ({'; '.join(differing)}): "
+                f"give this run another --name, or delete the folder"
+            )
+
+    def _claim(self) -> None:
+        """Make the folder and hold its lock until this process ends, however it ends."""
         try:
             self.path.mkdir(parents=True, exist_ok=True)
-            self._lock = (self.path / ".lock").open("w")  # held until this process ends, however it ends
-        except OSError as error:
-            raise RunError(f"{self.path}: {error.strerror}") from error
-        try:
+            self._lock = (self.path / ".lock").open("w")
             fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            (self.path / "config.json").write_text(json.dumps(self.options, indent=1) + "\n")
+            if self.wandb:
+                self.wandb.init(project="reinforce-ada", name=self.path.name, config=self.options, dir=self.path)
         except BlockingIOError:
             raise RunError(f"{self.path}: another process is training here") from None
-        config = self.path / "config.json"
-        if config.exists():
-            earlier = json.loads(config.read_text())
-            differing = [f"{k} was {earlier.get(k)!r}, is {v!r}" for k, v in options.items() if v != earlier.get(k)]
-            differing = [text for text in differing if text.split()[0] not in may_change]
-            if differing:
-                raise RunError(
-                    f"{self.path} was started with other options ({'; '.join(differing)}): "
-                    f"give this run another --run, or delete the folder"
-                )
-        config.write_text(json.dumps(options, indent=1) + "\n")
+        except OSError as error:
+            raise RunError(f"{self.path}: {error.strerror}") from error
 
     def _interrupt(self, number: int, _) -> None:
         """Finish the step, save, leave. A second signal ends the process at once."""
@@ -89,10 +98,15 @@ class Run:
     # ---- checkpoints
 
     def resume(self, trainer: Trainer) -> int:
-        """Load the newest complete checkpoint, cut the logs back to it; returns its step, 0 without one."""
+        """Take the folder, load the newest complete checkpoint, cut the logs back to it; returns its step or 0.
+
+        Only from here on is anything written: whatever could be wrong with the options has shown by now.
+        """
+        if self.ranks.rank == 0:
+            self._claim()
+        self.ranks.barrier()
         newest = checkpoint.newest(self.path / "checkpoints")
         step = checkpoint.load(newest, trainer) if newest else 0
-        self.ranks.barrier()
         if self.ranks.rank == 0:
             for name in ("metrics.jsonl", "samples.jsonl"):
                 checkpoint.cut_log(self.path / name, step if newest else -1)
@@ -158,6 +172,10 @@ class Run:
         except OSError as error:
             raise RunError(f"{self.path / name}: {error.strerror}") from error
 
+    def close(self) -> None:
+        if self.wandb:
+            self.wandb.finish()
+
     def report(self) -> None:
         """Draw the plot and print the table at the end: base against trained model, cost, where things are."""
         if self.ranks.rank != 0:
@@ -199,12 +217,12 @@ def _step_line(metrics: dict) -> str:
     return "  ".join([f"step {metrics['step']:4}", *parts])
 
 
-def _start_wandb(path: Path, options: dict):
+def _import_wandb():
     try:
         import wandb
     except ImportError:
         raise RunError("--wandb: the package wandb is not installed") from None
-    return wandb.init(project="reinforce-ada", name=path.name, config=options, dir=path)
+    return wandb
 
 
 class SamplingBar:
@@ -227,6 +245,16 @@ class SamplingBar:
 
     def __exit__(self, *_) -> None:
         self.bar.close()
+
+
+def memory_in_use(device: torch.device) -> dict[str, float]:
+    """GiB; of a GPU also what anybody holds of it, since torch's own counters do not see the engine's share."""
+    metrics = {"memory/host_peak": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20}
+    if device.type == "cuda":
+        free, total = torch.cuda.mem_get_info(device)
+        metrics["memory/gpu_asleep"] = (total - free) / 2**30
+        metrics["memory/gpu_trainer_peak"] = torch.cuda.max_memory_allocated(device) / 2**30
+    return metrics
 
 
 class Clock:

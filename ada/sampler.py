@@ -282,9 +282,7 @@ def make_groups(
             continue
         rng = random.Random(seed_of("downsample", seed, step, pool.prompt.row))
         kept = downsample(pool, n, rng)
-        groups.append(
-            Group(pool.prompt, kept, advantages(kept, pool, baseline=baseline, normalize_std=normalize_std))
-        )
+        groups.append(Group(pool.prompt, kept, advantages(kept, pool, baseline=baseline, normalize_std=normalize_std)))
     return groups
 
 

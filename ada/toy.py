@@ -1,7 +1,7 @@
 """The embedded toy: a task, a tokenizer and a base model small enough for a laptop, on the same path as a real model.
 
     python -m ada.toy            # builds out/toy-demo/ (about a minute); train.py does so by itself on first use
-    python -m ada.toy contrast   # a second task, with longer chains and fewer misconceptions: out/toy-contrast/
+    python -m ada.toy contrast   # a second task: less certain about anything, so pass@16 is higher and entropy stays
 
 A problem is a chain of one-digit sums and differences modulo 10, worked from left to right; a response writes every
 intermediate result and then boxes the last:
@@ -29,23 +29,22 @@ from pathlib import Path
 
 OUT = Path("out")
 SEED = 0
-TEST_ROWS = 256
+TRAIN_ROWS, TEST_ROWS = 1024, 256
 OPERATIONS = "+-"
+LENGTHS = (1, 2)  # operations in a chain; three are not learnt in so short a time
 
 
 @dataclass(frozen=True)
 class Task:
     """What the teacher knows: a share `share[i]` of the facts with probability `knows[i]`."""
 
-    lengths: tuple[int, ...]  # operations in a chain
     knows: tuple[float, float, float]  # well known, shaky, misconception
     share: tuple[float, float, float]
-    train_rows: int
 
 
 TASKS = {
-    "demo": Task(lengths=(1, 2), knows=(0.95, 0.5, 0.05), share=(0.35, 0.25, 0.4), train_rows=1024),
-    "contrast": Task(lengths=(1, 2, 3), knows=(0.95, 0.6, 0.25), share=(0.45, 0.3, 0.25), train_rows=1024),
+    "demo": Task(knows=(0.95, 0.5, 0.05), share=(0.35, 0.25, 0.4)),
+    "contrast": Task(knows=(0.9, 0.5, 0.2), share=(0.25, 0.35, 0.4)),
 }
 
 
@@ -103,11 +102,11 @@ def boxed(response: str) -> str:
 
 
 def chain_is_right(prompt: str, response: str) -> bool:
-    """Whether every intermediate result is right: a verifier of answers also pays wrong chains that end well.
+    r"""Whether every intermediate result is right: a verifier of answers also pays wrong chains that end well.
 
     `prompt` is a problem, or a prompt after the chat template: nothing but the chain has digits in it.
 
-    >>> chain_is_right("3+4-9", "7, 8, \\boxed{8}"), chain_is_right("3+4-9", "6, 8, \\boxed{8}")
+    >>> chain_is_right("3+4-9", r"7, 8, \boxed{8}"), chain_is_right("3+4-9", r"6, 8, \boxed{8}")
     (True, False)
     """
     return response.strip() == solve(re.search(r"\d([+-]\d)+", prompt).group())
@@ -131,17 +130,17 @@ def make_teacher(task: Task, rng: random.Random):
     return fact
 
 
-def draw_problem(task: Task, rng: random.Random) -> str:
+def draw_problem(rng: random.Random) -> str:
     """A chain of a random length."""
-    steps = "".join(rng.choice(OPERATIONS) + str(rng.randrange(10)) for _ in range(rng.choice(task.lengths)))
+    steps = "".join(rng.choice(OPERATIONS) + str(rng.randrange(10)) for _ in range(rng.choice(LENGTHS)))
     return str(rng.randrange(10)) + steps
 
 
-def draw_distinct(task: Task, rng: random.Random, count: int) -> list[str]:
+def draw_distinct(rng: random.Random, count: int) -> list[str]:
     """`count` different problems in random order. Nearly all of the 200 one-step chains are among them."""
     found = {}  # keeps the order of insertion; a set's would differ from process to process
     while len(found) < count:
-        found[draw_problem(task, rng)] = True
+        found[draw_problem(rng)] = True
     problems = list(found)
     rng.shuffle(problems)  # or the short chains, which run out first, would all come early
     return problems
@@ -215,7 +214,7 @@ def pretrain(model, tokenizer, task: Task, rng: random.Random, *, steps=350, bat
     )
     model.train()
     for _ in (bar := trange(steps, desc="toy: pretraining", unit="step")):
-        problems = [draw_problem(task, rng) for _ in range(batch_size)]
+        problems = [draw_problem(rng) for _ in range(batch_size)]
         texts = [before + problem + after + work(problem, teacher) + "<eos>" for problem in problems]
         batch_BT = tokenizer(texts, padding=True, return_tensors="pt", add_special_tokens=False)
         ids_BT = batch_BT["input_ids"]
@@ -262,7 +261,7 @@ def write(task: Task, folder: Path):
         torch.manual_seed(SEED)
         model = make_model(tokenizer)
         pretrain(model, tokenizer, task, rng)
-        problems = draw_distinct(task, rng, task.train_rows + TEST_ROWS)
+        problems = draw_distinct(rng, TRAIN_ROWS + TEST_ROWS)
         responses = sample(model, tokenizer, problems)
     model.save_pretrained(folder / "model")
     tokenizer.save_pretrained(folder / "model")
@@ -279,10 +278,10 @@ def write(task: Task, folder: Path):
     for name, split in splits.items():
         lines = [json.dumps({key: row[key] for key in ("problem", "answer", "right_of_16")}) for row in split]
         (folder / f"{name}.jsonl").write_text("\n".join(lines) + "\n")
+        size, solved = len(split), sum(row["right_of_16"] > 0 for row in split)
         right, spurious = sum(row["right_of_16"] for row in split), sum(row["spurious"] for row in split)
-        solved = sum(row["right_of_16"] > 0 for row in split)
-        size = len(split)
-        print(f"{name:>8} {size:6} {right / size / 16:8.3f} {solved / size:8.3f} {spurious / right:9.3f}", flush=True)
+        shares = right / (16 * size or 1), solved / (size or 1), spurious / (right or 1)
+        print(f"{name:>8} {size:6} {shares[0]:8.3f} {shares[1]:8.3f} {shares[2]:9.3f}", flush=True)
 
 
 if __name__ == "__main__":

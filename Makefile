@@ -1,0 +1,35 @@
+# make train      set up .venv, then train the embedded toy          make train ARGS="--sampler pos --seed 1"
+# make test       set up .venv, then lint and the fast tests
+# make test-all   the slow tests too
+# The set-up takes the CUDA requirements where nvidia-smi answers, the CPU ones elsewhere.
+
+PYTHON := $(shell command -v python3.11 || command -v python3)
+BIN := .venv/bin
+REQUIREMENTS := $(if $(shell nvidia-smi 2>/dev/null),requirements.txt,requirements-cpu.txt)
+
+train: .venv/ready
+	$(BIN)/torchrun --standalone train.py $(ARGS)
+
+test: .venv/ready
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/pytest -q -m "not slow"
+
+test-all: .venv/ready
+	$(BIN)/ruff check .
+	$(BIN)/pytest -q
+
+# The marker is written last: a set-up that was interrupted starts over.
+.venv/ready: $(REQUIREMENTS) requirements-dev.txt
+	@echo "Setting up .venv with $(REQUIREMENTS): a few minutes, about 4 GB on a CPU machine."
+	$(PYTHON) -m venv .venv
+	$(BIN)/pip install -q --upgrade pip
+ifeq ($(REQUIREMENTS),requirements-cpu.txt)
+	$(BIN)/pip install -q "torch==2.13.0+cpu" || \
+	  $(BIN)/pip install -q "torch==2.13.0+cpu" --index-url https://download.pytorch.org/whl/cpu
+endif
+	$(BIN)/pip install -q -r $(REQUIREMENTS) -r requirements-dev.txt
+	$(BIN)/pip uninstall -q -y torchvision torchaudio torchcodec  # unused, and CUDA builds of them break a CPU torch
+	@touch $@
+
+.PHONY: train test test-all
