@@ -1,12 +1,14 @@
 """Ave@k and Pass@k against brute force, and what an evaluation draws."""
 
 import math
-from itertools import combinations
+from itertools import combinations, islice
+from types import SimpleNamespace
 
 import pytest
-from test_sampler import FakeEngine, FakeScorer, assert_mean, coin, make_prompts, pool_of
+from test_sampler import FakeEngine, FakeScorer, FakeStore, assert_mean, coin, make_prompts, pool_of
 
-from ada.eval import draw, pass_at_k, summarise_eval
+from ada.data import shared_queue
+from ada.eval import draw, evaluate, pass_at_k, summarise_eval
 from ada.sampler import seed_of
 
 
@@ -97,3 +99,22 @@ def test_a_simulated_evaluation_finds_the_true_pass_rates(p):
         estimates = [pass_at_k(16, pool.n_correct, k) for pool in pools]
         assert summary[f"eval/pass@{k}"] == pytest.approx(sum(estimates) / 1000)
         assert_mean(estimates, 1 - (1 - p) ** k)
+
+
+def test_ranks_evaluate_each_prompt_once_and_report_all_of_them():
+    """A rank that reports its own share, or prompts drawn by both, would give other numbers than one rank does."""
+    prompts, store, options = make_prompts(20), FakeStore(), {"k": 4, "seed": 0, "step": 5}
+    alone = summarise_eval(draw(FakeEngine(coin(0.3)), FakeScorer(), prompts, **options), k=4)
+
+    first_seven = islice(shared_queue(prompts, store, "eval/5"), 7)
+    theirs = draw(FakeEngine(coin(0.3)), FakeScorer(), first_seven, **options)
+    ranks = SimpleNamespace(store=store, gather=lambda mine: theirs + mine)
+    metrics = evaluate(FakeEngine(coin(0.3)), FakeScorer(), prompts, ranks, **options)
+
+    assert metrics.pop("time/eval") >= 0
+    assert metrics == pytest.approx(alone)
+
+
+def test_without_held_out_prompts_there_is_nothing_to_report():
+    """--eval_data "" turns evaluation off; a division by no prompts would end the run."""
+    assert evaluate(None, None, [], None, k=4, seed=0, step=0) == {}
