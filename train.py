@@ -33,7 +33,7 @@ from ada.data import batch, describe, load_prompts, load_tokenizer, shared_queue
 from ada.eval import evaluate
 from ada.reward import Scorer
 from ada.run import Clock, Run, SamplingBar, memory_in_use
-from ada.sampler import Prompt, exit_balance, exit_fixed, exit_pos, make_groups, sample_adaptively, summarise
+from ada.sampler import Prompt, by_row, exit_balance, exit_fixed, exit_pos, make_groups, sample_adaptively, summarise
 from ada.trainer import Ranks, Trainer, init_ranks
 
 EXIT_RULES = {"grpo": exit_fixed, "pos": exit_pos, "balance": exit_balance}
@@ -251,8 +251,8 @@ def train(config: Config) -> None:
             normalize_std=config.normalize_std,
             keep_uniform=config.keep_uniform,
         )
-        groups = sorted(ranks.gather(my_groups), key=lambda group: group.prompt.row)
-        pools = ranks.gather([pool.without_tokens() for pool in my_pools])
+        groups = ranks.gather(my_groups, by_row)
+        pools = ranks.gather([pool.without_tokens() for pool in my_pools], by_row)
         clock.lap("time/gather")
 
         # ---- update, with the memory that the sleeping engine leaves

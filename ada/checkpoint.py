@@ -65,7 +65,7 @@ def save(folder: Path, trainer: Trainer, *, step: int, tokenizer, keep: int) -> 
     except (OSError, dcp.api.CheckpointException) as error:
         if ranks.rank == 0:
             shutil.rmtree(temporary, ignore_errors=True)
-        raise CheckpointError(f"could not save {final}: {one_line(error)}") from error
+        raise CheckpointError(f"could not save {final}: {_reason(error)}") from error
     ranks.barrier()
     return final
 
@@ -87,7 +87,7 @@ def load(path: Path, trainer: Trainer) -> int:
         trainer.schedule.load_state_dict(marker["schedule"])
         return marker["step"]
     except (OSError, KeyError, ValueError, dcp.api.CheckpointException) as error:
-        raise CheckpointError(f"could not load {path}: {one_line(error)}") from error
+        raise CheckpointError(f"could not load {path}: {_reason(error)}") from error
 
 
 def export(folder: Path, trainer: Trainer, tokenizer) -> None:
@@ -125,3 +125,10 @@ def _write_synced(path: Path, text: str) -> None:
         file.write(text)
         file.flush()
         os.fsync(file.fileno())
+
+
+def _reason(error: BaseException) -> str:
+    """A line. torch's own message is a page: every rank's traceback."""
+    if isinstance(error, dcp.api.CheckpointException):
+        error, _ = next(iter(error.failures.values()))
+    return one_line(error)

@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterable
 from math import comb
 
 from ada.data import shared_queue
-from ada.sampler import Pool, Prompt, Sample, exit_fixed, sample_adaptively
+from ada.sampler import Pool, Prompt, Sample, by_row, exit_fixed, sample_adaptively
 
 
 def pass_at_k(n: int, n_correct: int, k: int) -> float:
@@ -51,7 +51,7 @@ def draw(
 
 
 def summarise_eval(pools: list[Pool], k: int) -> dict[str, float]:
-    """Means over prompts of the pools' Ave@k and Pass@1, 2, 4, ..., k; of the sampled tokens, means over tokens.
+    """Means over prompts of the pools' Ave@k and Pass@1, 2, 4, ... up to k; of the sampled tokens, means over tokens.
 
     Entropy is the mean of -log p over the sampled tokens: unbiased, since each was drawn from its distribution.
     """
@@ -61,7 +61,8 @@ def summarise_eval(pools: list[Pool], k: int) -> dict[str, float]:
     return {
         "eval/reward": sum(pool.mean for pool in pools) / len(pools),
         **{
-            f"eval/pass@{power}": sum(pass_at_k(k, pool.n_correct, power) for pool in pools) / len(pools)
+            f"eval/pass@{power}": sum(pass_at_k(len(pool.samples), pool.n_correct, power) for pool in pools)
+            / len(pools)
             for power in powers
         },
         "eval/entropy": -sum(sum(sample.logprobs) for sample in samples) / n_tokens,
@@ -87,5 +88,5 @@ def evaluate(
     start = time.perf_counter()
     queue = shared_queue(prompts, ranks.store, f"eval/{step}")
     pools = draw(engine, scorer, queue, k=k, seed=seed, step=step, progress=progress)
-    pools = ranks.gather([pool.without_tokens() for pool in pools])
+    pools = ranks.gather([pool.without_tokens() for pool in pools], by_row)
     return {**summarise_eval(pools, k), "time/eval": time.perf_counter() - start}

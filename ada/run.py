@@ -156,7 +156,7 @@ class Run:
             if pool.prompt.row in rows
             for sample in pool.samples
         ]
-        lines = sorted(self.ranks.gather(lines), key=lambda line: (line["row"], line["index"]))
+        lines = self.ranks.gather(lines, key=lambda line: (line["row"], line["index"]))
         if self.ranks.rank == 0:
             self._append("samples.jsonl", lines)
             if lines and not self.introduced:

@@ -98,6 +98,11 @@ class Group:
     advantages: list[float]
 
 
+def by_row(item: Pool | Group) -> int:
+    """The order of everything that is reported or shuffled: it must not depend on who was first."""
+    return item.prompt.row
+
+
 # ----------------------------------------------------------------------------------------------------------------
 # Exit rules (section 3 of the paper): may this prompt stop?
 
@@ -215,7 +220,7 @@ def sample_adaptively(
             if len(round_so_far[sample.row]) == round_size:
                 finish_round(pools[sample.row])
 
-    return [pools[row] for row in sorted(pools)]
+    return sorted(pools.values(), key=by_row)
 
 
 # ----------------------------------------------------------------------------------------------------------------
@@ -290,7 +295,7 @@ def make_groups(
 # Metrics
 
 
-def summarise(pools: list[Pool], groups: list[Group], n: int) -> dict[str, float]:
+def summarise(pools: list[Pool], groups: list[Group], n: int) -> dict[str, float | None]:
     """What one iteration's sampling looked like. Pure; shares and means are over prompts unless said otherwise.
 
     The three rewards differ on purpose. `first_round` is the policy's: independent draws, no rule asked yet.
@@ -301,8 +306,8 @@ def summarise(pools: list[Pool], groups: list[Group], n: int) -> dict[str, float
     def share(condition: Callable[[Pool], bool]) -> float:
         return sum(map(condition, pools)) / len(pools)
 
-    def mean(values: list[float]) -> float:
-        return sum(values) / len(values) if values else 0.0
+    def mean(values: list[float]) -> float | None:
+        return sum(values) / len(values) if values else None  # no groups, nothing kept
 
     first_rounds = [sample for pool in pools for sample in pool.first_round]
     samples = [sample for pool in pools for sample in pool.samples]

@@ -18,7 +18,7 @@ Shapes: B rows, T tokens of a row with its padding, N response tokens of a micro
 
 import os
 import random
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 import torch
@@ -52,13 +52,14 @@ class Ranks:
         """Of forward and backward, of the engine and of exported models."""
         return torch.bfloat16 if self.device.type == "cuda" else torch.float32
 
-    def gather(self, items: list) -> list:
-        """Everybody's items in one list, in order of rank, on every rank."""
-        if self.world_size == 1:
-            return items
-        lists = [None] * self.world_size
-        dist.all_gather_object(lists, items)
-        return [item for items in lists for item in items]
+    def gather(self, items: list, key: Callable | None = None) -> list:
+        """Everybody's items in one list, the same on every rank: in order of rank, or sorted by `key`."""
+        lists = [items]
+        if self.world_size > 1:
+            lists = [None] * self.world_size
+            dist.all_gather_object(lists, items)
+        everybody = [item for items in lists for item in items]
+        return sorted(everybody, key=key) if key else everybody
 
     def barrier(self) -> None:
         if self.world_size > 1:

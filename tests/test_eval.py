@@ -108,11 +108,11 @@ def test_ranks_evaluate_each_prompt_once_and_report_all_of_them():
 
     first_seven = islice(shared_queue(prompts, store, "eval/5"), 7)
     theirs = draw(FakeEngine(coin(0.3)), FakeScorer(), first_seven, **options)
-    ranks = SimpleNamespace(store=store, gather=lambda mine: theirs + mine)
+    ranks = SimpleNamespace(store=store, gather=lambda mine, key: sorted(theirs + mine, key=key))
     metrics = evaluate(FakeEngine(coin(0.3)), FakeScorer(), prompts, ranks, **options)
 
     assert metrics.pop("time/eval") >= 0
-    assert metrics == pytest.approx(alone)
+    assert metrics == alone
 
 
 def test_without_held_out_prompts_there_is_nothing_to_report():

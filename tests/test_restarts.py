@@ -162,7 +162,7 @@ def test_sigterm_to_torchrun_saves(tmp_path, toy_folder):
 
 @pytest.mark.slow
 def test_a_full_disk_keeps_older_checkpoints(tmp_path, toy_folder):
-    """Files above a size are refused, as on a full disk: one clear line, exit 1, nothing half-written, then it goes on."""
+    """Files above a size are refused, as on a full disk: one clear line, exit 1, nothing half-written."""
     options = ("--steps=4", "--save_every=2")
     assert launch(tmp_path, "--steps=2", "--save_every=2").returncode == 0
     limited = ["bash", "-c", 'ulimit -f 600; trap "" XFSZ; exec "$@"', "bash", *command(tmp_path, *options)]
