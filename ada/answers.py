@@ -46,8 +46,8 @@ def last_boxed(text: str) -> str | None:
     '\\frac{1}{2}'
     """
     start = end = len(text)
-    while (start := max(text.rfind("\\boxed", 0, start), text.rfind("\\fbox", 0, start))) >= 0:
-        opening = _BOX.match(text, start)
+    while (start := text.rfind("box", 0, start)) >= 0:
+        opening = _BOX.match(text, max(start - 1, 0)) or _BOX.match(text, max(start - 2, 0))
         depth = 1
         for brace in _BRACE.finditer(text, opening.end(), end) if opening else ():
             depth += {"{": 1, "}": -1}.get(brace[0], 0)
@@ -79,15 +79,22 @@ def _exact_repeating(match: re.Match) -> str:
     return rf"\frac{{{value}}}{{{(10 ** len(repeating) - 1) * 10 ** len(fixed)}}}"
 
 
+def _mixed_number(match: re.Match) -> str:
+    proper = int(match[2]) < int(match[3])
+    return rf"({match[1]}+\frac{{{match[2]}}}{{{match[3]}}})" if proper else match[0]
+
+
 _REWRITES = [
     (re.compile(pattern), replacement)
     for pattern, replacement in [
-        # Numbers: 1,000,000 = 1{,}000{,}000 = 1\,000\,000, but not inside brackets or longer lists
-        (r"(?<![\d.,(\[{])\d{1,3}(?:(?:\{,\}|\\[,!;: ]|[,~ ])+\d{3})+(?![\d,]|\.\d*\\(?:overline|bar|dot))",
-         lambda match: re.sub(r"\D", "", match[0])),
         # Layout: \left( is (, spaces of all kinds are spaces, dollars go, dfrac is frac
         (r"\\(?:left|right|[bB]ig{1,2}[lr]?)(?![A-Za-z])\.?", ""),
-        (r"\\[,;:!> ]|\\(?:q?quad|displaystyle|textstyle|limits)(?![A-Za-z])|~|\s+", " "),
+        (r"\\!", ""),
+        (r"\\[,;:> ]|\\(?:q?quad|displaystyle|textstyle|limits)(?![A-Za-z])|~|\s+", " "),
+        (r"(?<=[(\[{]) +| +(?=[)\]},;])", ""),
+        # Numbers: 1,000,000 = 1{,}000{,}000 = 1\,000\,000, but (1,000) and 10, 100,200 are lists
+        (r"(?<![\d.,(\[{])(?<![,;] )\d{1,3}(?:(?:\{,\}|[, ])\d{3})+(?![\d,]|\.\d*\\(?:overline|bar|dot))",
+         lambda match: re.sub(r"\D", "", match[0])),
         (r"\\?\$", ""),
         (r"\\[dtc]frac(?![A-Za-z])", r"\\frac"),
         (r"\\geqslant|\\geq(?![a-z])", r"\\ge "),
@@ -121,8 +128,13 @@ _REWRITES = [
         (r"\\sqrt\s*([0-9A-Za-z])", r"\\sqrt{\1}"),
         (r"\\(frac|binom)\s*([0-9A-Za-z])", r"\\\1{\2}"),
         (r"(\\(?:frac|binom)\{(?:[^{}]|\{(?:[^{}]|\{[^{}]*\})*\})*\})\s*([0-9A-Za-z])", r"\1{\2}"),
+        (r"(?<![\d.])(\d+) *\\frac\{(\d+)\}\{(\d+)\}", _mixed_number),
         (r"^[A-Za-z]\s*\\in(?![A-Za-z])", ""),
-        # What the parser can't read: E_1 and e_1 (it takes e for Euler's), m_{\max}, (A)
+        # What the parser can't read or misreads: 2(1/3) as a mixed number, E_1 with Euler's e, \gamma as the
+        # function, m_{\max}, (A)
+        (r"(?<![_^\d.A-Za-z])(\d+(?:\.\d+)?) *(?=\(|\\frac)", r"\1\\cdot "),
+        (r"\) *(?=\()", r")\\cdot "),
+        (r"\\gamma(?![A-Za-z])", r"\\mathcal{gamma}"),
         (r"(?<!\\mathcal\{)(?<![A-Za-z\\])(E(?![A-Za-z])|e(?=_))", r"\\mathcal{\1}"),
         (r"_\{\s*(?:\\text\{([A-Za-z]+)\s*\}|\\([A-Za-z]{2,}))\s*\}", r"_{\1\2}"),
         (r"^\(([^(),;]*)\)$", r"\1"),
@@ -143,6 +155,9 @@ def tidy(text: str) -> str:
     return text
 
 
+_NOT_FINITE = {"nan", "inf", "-inf"}  # an empty cell, as pandas writes it
+
+
 def _gold_text(cell) -> str:
     """A data set's answer cell as tidy LaTeX; GoldError if it is no text, number, or list of one."""
     listed = isinstance(cell, str) and re.match(r"\s*\[\s*(['\"]).*\1\s*\]\s*$", cell, re.DOTALL)
@@ -153,8 +168,8 @@ def _gold_text(cell) -> str:
             raise GoldError(f"not a list: {cell[:80]}") from error
     if isinstance(cell, list | tuple) and len(cell) == 1:
         cell = cell[0]
-    if isinstance(cell, bool) or not isinstance(cell, str | int | float):
-        raise GoldError(f"a gold answer is text or a number, not {type(cell).__name__}: {str(cell)[:80]}")
+    if isinstance(cell, bool) or not isinstance(cell, str | int | float) or str(cell) in _NOT_FINITE:
+        raise GoldError(f"a gold answer is text or a finite number, not {type(cell).__name__}: {str(cell)[:80]}")
     text = str(cell)
     return tidy(last_boxed(text) or "" if _BOX.search(text) else text)
 
@@ -173,7 +188,7 @@ def read_gold(cell) -> str:
         raise GoldError(f"no answer in {str(cell)[:80]!r}")
     if too_long(text):
         raise GoldError(f"over {MAX_ANSWER_CHARS} characters or {MAX_DEPTH} brackets deep: {text[:80]}")
-    unread = [] if _WORDS.fullmatch(text) else [part for part in _leaves(text) if not _readable(part)]
+    unread = [part for part in _leaves(text) if not _readable(part)]
     if unread:
         raise GoldError(f"not an expression, a list or a word: {unread[0][:80]!r}")
     return text
@@ -303,6 +318,7 @@ def _math_verify():
     logging.getLogger("math_verify").setLevel(logging.ERROR)  # it warns that its own time limit is off
     math_verify.grader.sympy_numeric_eq = _equal_values
     math_verify.grader.sympy_symbolic_eq = lambda *_: False
+    math_verify.grader.sympy_compare_symbols = _equal_values  # it compares 2x/2 and x as text
     return math_verify
 
 
@@ -315,9 +331,9 @@ def _parse(text: str):
     text = normalize_latex(text, NormalizationConfig(basic_latex=True, boxed="none"))
     if not re.search(r"i\s*=|_\{?i|\\imath", text):  # then i is no index, and sympy's I is meant
         text = re.sub(r"(\\(?:text|begin|end)\{[^}]*\}|\\[A-Za-z]+|_\{\w+\})|i", lambda match: match[1] or "(I)", text)
-    case_matters = ConversionConfig(lowercase_symbols=False)  # M/m isn't 1
+    config = ConversionConfig(lowercase_symbols=False)  # M/m isn't 1
     try:
-        return latex2sympy(text, is_real=True, normalization_config=None, conversion_config=case_matters)
+        return latex2sympy(text, is_real=True, normalization_config=None, conversion_config=config)
     except MemoryError:
         raise
     except Exception:  # its parser raises plain Exceptions, sympy nearly anything
@@ -325,7 +341,9 @@ def _parse(text: str):
 
 
 def _readable(text: str) -> bool:
-    return r"\ldots" in text or _WORDS.fullmatch(text) is not None or _parse(text) is not None
+    if _WORDS.fullmatch(text):
+        return len(text.split()) <= 5  # more is a sentence, which nobody writes twice
+    return r"\ldots" in text or _parse(text) is not None
 
 
 def _verify(gold: str, answer: str) -> bool:
