@@ -288,11 +288,11 @@ def same(gold: str, answer: str) -> bool:
 
 def is_right(answer: str, gold) -> bool:
     """Does the content of a box equal a data set's gold cell? A cell that cannot be read pays nobody."""
-    answer = tidy(answer)
     try:
-        return answer != "" and same(_gold_text(gold), answer)
+        gold, answer = _gold_text(gold), tidy(answer)
     except GoldError:
         return False
+    return answer != "" and not too_long(gold) and not too_long(answer) and same(gold, answer)
 
 
 def _same_unordered(golds: list[str], answers: list[str]) -> bool:

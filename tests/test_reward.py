@@ -153,13 +153,13 @@ def test_tidying_never_fails(text):
 
 
 PIECES = st.sampled_from(
-    ["{", "}", "(", ")", "[", "]", r"\{", r"\}", ",", "=", "^", "_", "1", "23", ".5", "x", "e", "i", "+", "-", "%", "!", "|", "<",
-     r"\frac", r"\sqrt", r"\pm", r"\text{", r"\pi", r"\infty", r"\cup", r"\sum_{k=1}^", r"\int", r"\le", r"\ldots"]
+    ["{", "}", "(", ")", "[", "]", r"\{", r"\}", ",", "=", "^", "_", "1", "23", ".5", "x", "e", "i", "+", "-", "%", "!", "|",
+     "<", r"\frac", r"\sqrt", r"\pm", r"\text{", r"\pi", r"\infty", r"\cup", r"\sum_{k=1}^", r"\int", r"\le", r"\ldots"]
 )  # fmt: skip
 
 
 @given(st.lists(st.lists(PIECES, max_size=12).map("".join), min_size=20, max_size=20))
-@settings(deadline=None, max_examples=10)
+@settings(deadline=None, max_examples=6)
 def test_any_latex_gets_a_verdict(answers):
     with Scorer(time_limit_sec=2.0) as scorer:
         verdicts(scorer, [(rf"\boxed{{{answer}}}", "7") for answer in answers], within_sec=100)
@@ -273,18 +273,20 @@ def other_form(gold: str) -> str:
     return rf"\dfrac{{2\left({gold}\right)}}{{2}}"
 
 
-def test_real_golds_grade_themselves_other_forms_and_their_neighbours(golds):
-    """At least 99% each; the exceptions are listed here."""
-    texts = []
-    for gold in golds:
-        try:
-            texts.append(read_gold(gold))
-        except GoldError:
-            continue
-    assert [text for text in texts if not is_right(text, text)] == []
+@pytest.fixture(scope="module")
+def texts(golds):
+    return [read_gold(gold) for gold in golds if not any(part in str(gold) for part in UNREADABLE)]
+
+
+def test_real_golds_grade_themselves_and_another_form_right(texts):
+    """At least 99% are asked for; there are no exceptions."""
     different = dict.fromkeys(texts)
-    assert [text for text in different if not is_right(other_form(text), text)] == []
-    neighbours = [(a, b) for a, b in zip(texts, texts[1:], strict=False) if a != b]
+    assert [text for text in different if not (is_right(text, text) and is_right(other_form(text), text))] == []
+
+
+def test_real_golds_grade_the_next_gold_wrong(texts):
+    """At least 99% are asked for; there are no exceptions."""
+    neighbours = {(a, b) for a, b in zip(texts, texts[1:], strict=False) if a != b}
     assert [pair for pair in neighbours if is_right(pair[1], pair[0])] == []
 
 
