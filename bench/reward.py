@@ -83,9 +83,7 @@ def main() -> None:
     options = parser.parse_args()
     pairs = make_pairs(options.answers)
     rng = random.Random(1)
-    hostile = [
-        (gold, rng.choice(HOSTILE) if index % 100 == 50 else answer) for index, (gold, answer) in enumerate(pairs)
-    ]
+    hostile = [(gold, rng.choice(HOSTILE) if row % 100 == 50 else answer) for row, (gold, answer) in enumerate(pairs)]
 
     clean_sec, submit_us, _ = scorer(pairs, options.workers)
     print(f"scorer, {options.workers} workers: {len(pairs) / clean_sec:.0f} answers/s; submit {submit_us:.1f} us")
