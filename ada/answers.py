@@ -15,6 +15,13 @@ The rules, where a choice had to be made:
   for two elements, which may be an interval, the kind of bracket matters. 1\pm2 is the list 3, -1.
 - x=5 is 5, f(x)=2x is 2x, but x^2=6 is not 6. Words are compared as words, case ignored; (A) is A.
 - An answer over 1000 characters or 30 brackets deep, or with a number above about 10^{10^6}, is wrong unevaluated.
+
+Known limits:
+- 5 cm is paid for 5 m, and \sin 45^\circ is the sine of 45: units and degrees are dropped, not converted.
+- 100,200 without a space is a number, though it may be meant as a list. 2,1 is paid for x=1, y=2.
+- Formulas are compared for real variables of either sign, under their own names: \sqrt{xy} isn't \sqrt x\sqrt y, and
+  f(n)=n isn't f(x)=x. sympy's silence counts as wrong: an equal differential equation may go unrecognised.
+- An ellipsis is compared as text, as is a sentence; (A) 5 isn't A.
 """
 
 import ast
@@ -66,10 +73,11 @@ _CHARACTERS = str.maketrans(
      "∪": r"\cup ", "∩": r"\cap ", "≤": r"\le ", "≥": r"\ge ", "±": r"\pm ", "∅": r"\emptyset ", "∈": r"\in ", "÷": "/",
      "²": "^2", "³": "^3", "∗": "*", "θ": r"\theta ", "α": r"\alpha ", "β": r"\beta ", "ω": r"\omega ", "′": "'"}
 )  # fmt: skip
+_POWER = r"(?:\s*\^\s*(?:\d|\{-?\d\}))?"
 _UNIT = (
-    r"(?:square |cubic |sq\.? )?(?:[kcmn]?m/s|km/h|mph|[cmkn]m|[km]?g/|kg|mg|ml|mL|[kM]?Hz|[kM]?eV|kJ|mol|"
+    r"(?:square |cubic |sq\.? )?(?:[kcmn]?m/s|km/h|mph|[cmkn]m|kg|mg|ml|mL|[kM]?Hz|[kM]?eV|kJ|mol|"
     r"(?:kilo|centi|milli)?(?:meter|metre|gram|liter|litre)|feet|foot|ft|inch|inche|mile|yard|acre|hectare|pound|ounce|"
-    r"degree|radian|dollar|cent|second|sec|minute|min|hour|hr|day|week|month|year|unit|percent point)s?"
+    r"degree|radian|dollar|cent|second|sec|minute|min|hour|hr|day|week|month|year|unit)s?"
 )
 
 
@@ -111,8 +119,8 @@ _REWRITES = [
         # Units: 5\text{ cm}, 12\,\mathrm{cm}^2, 3 \mathrm{~m}/\mathrm{s}, 5 cm, 90^\circ; a percent sign is kept
         (r"\s*(?:\\?%|(?:\\text\{\s*percent\s*\}|\bpercent))$", "%"),
         (r"\s*\^\s*(?:\\circ(?![A-Za-z])|\{\s*\\circ\s*\})(?:\s*\\text\{\s*[CF]\s*\}|\s*[CF]$)?", ""),
-        (r"(?<=[\d)}])\s*(?:\s*(?:/|\\cdot(?![A-Za-z])|)\s*\\text\{[^{}\d%]*\}(?:\s*\^\s*(?:\d|\{-?\d\}))?)+$", ""),
-        (rf"(?<=\d)\s*{_UNIT}(?:\s*\^\s*(?:\d|\{{-?\d\}}))?$", ""),
+        (rf"(?:(?<=[\d)}}])|(?<=\\pi))(?:\s*(?:/|\\cdot(?![A-Za-z])|)\s*\\text\{{[^{{}}\d%,]*\}}{_POWER})+$", ""),
+        (rf"(?<=\d)\s*{_UNIT}{_POWER}$", ""),
         # Numbers again: 0.\overline{3}, 4.5e33, 27.0, 1./3, .5
         (r"(\d*)\.(\d*)\\(?:overline|bar|dot)\s*\{?(\d+)\}?", _exact_repeating),
         (r"(?<![A-Za-z\d.])(\d+\.?\d*|\.\d+)[eE]([+-]?\d+)(?![A-Za-z\d.])",
@@ -143,6 +151,9 @@ _REWRITES = [
 ]  # fmt: skip
 
 
+_DOUBLE_BRACES = re.compile(r"(?<!\\)\{(\{[^{}]*\})\}")
+
+
 def tidy(text: str) -> str:
     r"""LaTeX as people write it, into the LaTeX that math-verify reads rightly; tidying twice changes nothing more.
 
@@ -150,6 +161,8 @@ def tidy(text: str) -> str:
     ('\\frac{1}{2}', '1000000', '1.6\\times 10^{-19}')
     """
     text = unicodedata.normalize("NFKC", text.translate(_CHARACTERS))
+    while (simpler := _DOUBLE_BRACES.sub(r"\1", text)) != text:
+        text = simpler  # each pair would double the parser's time
     for pattern, replacement in _REWRITES:
         text = pattern.sub(replacement, text)
     return text
