@@ -331,6 +331,7 @@ def _math_verify():
     logging.getLogger("math_verify").setLevel(logging.ERROR)  # it warns that its own time limit is off
     math_verify.grader.sympy_numeric_eq = _equal_values
     math_verify.grader.sympy_symbolic_eq = lambda *_: False
+    math_verify.grader.sympy_solve_and_compare = _proportional
     math_verify.grader.sympy_compare_symbols = _equal_values  # it compares 2x/2 and x as text
     return math_verify
 
@@ -391,25 +392,47 @@ def _huge(expression) -> bool:
     return False
 
 
+def _points(*expressions) -> list[dict]:
+    """Two odd values for each variable, the second negative at first; one empty point if there is none."""
+    from sympy import Rational
+
+    symbols = sorted(set().union(*(expression.free_symbols for expression in expressions)), key=str)
+    steps = [(577216, 141421), (-1324718, 223607)] if symbols else [(0, 0)]
+    return [{symbol: Rational(start + step * n, 10**6) for n, symbol in enumerate(symbols)} for start, step in steps]
+
+
+def _proportional(gold, answer, *_precision) -> bool:
+    """Are two equations or inequalities the same up to a factor? sympy would solve them, which can take minutes."""
+    from sympy import Eq, Ne
+
+    left, right = gold.lhs - gold.rhs, answer.lhs - answer.rhs
+    ratios = [left.evalf(15, subs=point) / right.evalf(15, subs=point) for point in _points(left, right)]
+    if not all(ratio.is_number and ratio.is_finite and ratio for ratio in ratios):
+        return False
+    if abs(ratios[0] - ratios[-1]) > 1e-9 * abs(ratios[0]):
+        return False
+    if isinstance(gold, Eq | Ne):
+        return type(gold) is type(answer)
+    return type(gold) is type(answer if ratios[0] > 0 else answer.reversed)
+
+
 def _equal_values(gold, answer, *_precision) -> bool:
     """Are two sympy expressions equal? Numbers by value, formulas by their values at two odd points (one negative)."""
-    from sympy import Float, MatrixBase, MatrixExpr, Rational, simplify
+    from sympy import Float, MatrixBase, MatrixExpr, simplify
 
     if isinstance(gold, MatrixBase | MatrixExpr) or isinstance(answer, MatrixBase | MatrixExpr):
         gold, answer = gold.doit(), answer.doit()
         return gold.shape == answer.shape and all(map(_equal_values, gold.flat(), answer.flat()))
     difference = gold - answer
-    symbols = sorted(gold.free_symbols | answer.free_symbols, key=str)
     exact = not (gold.has(Float) or answer.has(Float))
-    for start, step in [(577216, 141421), (-1324718, 223607)] if symbols else [(0, 0)]:
-        point = {symbol: Rational(start + step * number, 10**6) for number, symbol in enumerate(symbols)}
+    for point in _points(gold, answer):
         values = gold.evalf(30, subs=point), answer.evalf(30, subs=point)
         if not all(value.is_number and value.is_finite for value in values):  # f(x), Derivative, 1/0
             return simplify(difference) == 0
         if not _close(*values, exact=exact):
             return False
         if exact and not 1e-10 < abs(values[0]) < 1e10:  # 30 digits can't tell 2^999 from 2^999 + 1, nor 0 from 10^-40
-            rest = difference if symbols else difference.doit()
+            rest = difference if point else difference.doit()
             if not (rest == 0 or (not rest.is_Rational and abs(rest.evalf(30, subs=point, maxn=1000)) < 1e-300)):
                 return False
     return True
