@@ -14,7 +14,14 @@ The rules, where a choice had to be made:
 - A comma list without brackets has no order but counts repeats, as \{..\} does without; (..) and [..] are ordered, and
   for two elements, which may be an interval, the kind of bracket matters. 1\pm2 is the list 3, -1.
 - x=5 is 5, f(x)=2x is 2x, but x^2=6 is not 6. Words are compared as words, case ignored; (A) is A.
-- An answer over 1000 characters or 50 brackets deep, or with a number above about 10^{10^6}, is wrong unevaluated.
+- An answer over 1000 characters or 30 brackets deep, or with a number above about 10^{10^6}, is wrong unevaluated.
+
+Known limits:
+- 5 cm is paid for 5 m, and \sin 45^\circ is the sine of 45: units and degrees are dropped, not converted.
+- 100,200 without a space is a number, though it may be meant as a list. 2,1 is paid for x=1, y=2.
+- Formulas are compared for real variables of either sign, under their own names: \sqrt{xy} isn't \sqrt x\sqrt y, and
+  f(n)=n isn't f(x)=x. sympy's silence counts as wrong: an equal differential equation may go unrecognised.
+- An ellipsis is compared as text, as is a sentence; (A) 5 isn't A.
 """
 
 import ast
@@ -24,7 +31,7 @@ import re
 import unicodedata
 
 MAX_ANSWER_CHARS = 1000  # the longest of 1017 benchmark golds has 232
-MAX_DEPTH = 50  # brackets in brackets: the parser and sympy recurse
+MAX_DEPTH = 30  # brackets in brackets, at most 5 in the benchmarks; the parser's time can be exponential in it
 MAX_EXPONENT = 10**6  # beyond it no power, factorial or sum is evaluated
 
 
@@ -46,8 +53,8 @@ def last_boxed(text: str) -> str | None:
     '\\frac{1}{2}'
     """
     start = end = len(text)
-    while (start := max(text.rfind("\\boxed", 0, start), text.rfind("\\fbox", 0, start))) >= 0:
-        opening = _BOX.match(text, start)
+    while (start := text.rfind("box", 0, start)) >= 0:
+        opening = _BOX.match(text, max(start - 1, 0)) or _BOX.match(text, max(start - 2, 0))
         depth = 1
         for brace in _BRACE.finditer(text, opening.end(), end) if opening else ():
             depth += {"{": 1, "}": -1}.get(brace[0], 0)
@@ -66,10 +73,11 @@ _CHARACTERS = str.maketrans(
      "∪": r"\cup ", "∩": r"\cap ", "≤": r"\le ", "≥": r"\ge ", "±": r"\pm ", "∅": r"\emptyset ", "∈": r"\in ", "÷": "/",
      "²": "^2", "³": "^3", "∗": "*", "θ": r"\theta ", "α": r"\alpha ", "β": r"\beta ", "ω": r"\omega ", "′": "'"}
 )  # fmt: skip
+_POWER = r"(?:\s*\^\s*(?:\d|\{-?\d\}))?"
 _UNIT = (
-    r"(?:square |cubic |sq\.? )?(?:[kcmn]?m/s|km/h|mph|[cmkn]m|[km]?g/|kg|mg|ml|mL|[kM]?Hz|[kM]?eV|kJ|mol|"
+    r"(?:square |cubic |sq\.? )?(?:[kcmn]?m/s|km/h|mph|[cmkn]m|kg|mg|ml|mL|[kM]?Hz|[kM]?eV|kJ|mol|"
     r"(?:kilo|centi|milli)?(?:meter|metre|gram|liter|litre)|feet|foot|ft|inch|inche|mile|yard|acre|hectare|pound|ounce|"
-    r"degree|radian|dollar|cent|second|sec|minute|min|hour|hr|day|week|month|year|unit|percent point)s?"
+    r"degree|radian|dollar|cent|second|sec|minute|min|hour|hr|day|week|month|year|unit)s?"
 )
 
 
@@ -79,15 +87,22 @@ def _exact_repeating(match: re.Match) -> str:
     return rf"\frac{{{value}}}{{{(10 ** len(repeating) - 1) * 10 ** len(fixed)}}}"
 
 
+def _mixed_number(match: re.Match) -> str:
+    proper = int(match[2]) < int(match[3])
+    return rf"({match[1]}+\frac{{{match[2]}}}{{{match[3]}}})" if proper else match[0]
+
+
 _REWRITES = [
     (re.compile(pattern), replacement)
     for pattern, replacement in [
-        # Numbers: 1,000,000 = 1{,}000{,}000 = 1\,000\,000, but not inside brackets or longer lists
-        (r"(?<![\d.,(\[{])\d{1,3}(?:(?:\{,\}|\\[,!;: ]|[,~ ])+\d{3})+(?![\d,]|\.\d*\\(?:overline|bar|dot))",
-         lambda match: re.sub(r"\D", "", match[0])),
         # Layout: \left( is (, spaces of all kinds are spaces, dollars go, dfrac is frac
         (r"\\(?:left|right|[bB]ig{1,2}[lr]?)(?![A-Za-z])\.?", ""),
-        (r"\\[,;:!> ]|\\(?:q?quad|displaystyle|textstyle|limits)(?![A-Za-z])|~|\s+", " "),
+        (r"\\!", ""),
+        (r"\\[,;:> ]|\\(?:q?quad|displaystyle|textstyle|limits)(?![A-Za-z])|~|\s+", " "),
+        (r"(?<=[(\[{]) +| +(?=[)\]},;])", ""),
+        # Numbers: 1,000,000 = 1{,}000{,}000 = 1\,000\,000, but (1,000) and 10, 100,200 are lists
+        (r"(?<![\d.,(\[{])(?<![,;] )\d{1,3}(?:(?:\{,\}|[, ])\d{3})+(?![\d,]|\.\d*\\(?:overline|bar|dot))",
+         lambda match: re.sub(r"\D", "", match[0])),
         (r"\\?\$", ""),
         (r"\\[dtc]frac(?![A-Za-z])", r"\\frac"),
         (r"\\geqslant|\\geq(?![a-z])", r"\\ge "),
@@ -104,8 +119,8 @@ _REWRITES = [
         # Units: 5\text{ cm}, 12\,\mathrm{cm}^2, 3 \mathrm{~m}/\mathrm{s}, 5 cm, 90^\circ; a percent sign is kept
         (r"\s*(?:\\?%|(?:\\text\{\s*percent\s*\}|\bpercent))$", "%"),
         (r"\s*\^\s*(?:\\circ(?![A-Za-z])|\{\s*\\circ\s*\})(?:\s*\\text\{\s*[CF]\s*\}|\s*[CF]$)?", ""),
-        (r"(?<=[\d)}])\s*(?:\s*(?:/|\\cdot(?![A-Za-z])|)\s*\\text\{[^{}\d%]*\}(?:\s*\^\s*(?:\d|\{-?\d\}))?)+$", ""),
-        (rf"(?<=\d)\s*{_UNIT}(?:\s*\^\s*(?:\d|\{{-?\d\}}))?$", ""),
+        (rf"(?:(?<=[\d)}}])|(?<=\\pi))(?:\s*(?:/|\\cdot(?![A-Za-z])|)\s*\\text\{{[^{{}}\d%,]*\}}{_POWER})+$", ""),
+        (rf"(?<=\d)\s*{_UNIT}{_POWER}$", ""),
         # Numbers again: 0.\overline{3}, 4.5e33, 27.0, 1./3, .5
         (r"(\d*)\.(\d*)\\(?:overline|bar|dot)\s*\{?(\d+)\}?", _exact_repeating),
         (r"(?<![A-Za-z\d.])(\d+\.?\d*|\.\d+)[eE]([+-]?\d+)(?![A-Za-z\d.])",
@@ -121,14 +136,22 @@ _REWRITES = [
         (r"\\sqrt\s*([0-9A-Za-z])", r"\\sqrt{\1}"),
         (r"\\(frac|binom)\s*([0-9A-Za-z])", r"\\\1{\2}"),
         (r"(\\(?:frac|binom)\{(?:[^{}]|\{(?:[^{}]|\{[^{}]*\})*\})*\})\s*([0-9A-Za-z])", r"\1{\2}"),
+        (r"(?<![\d.])(\d+) *\\frac\{(\d+)\}\{(\d+)\}", _mixed_number),
         (r"^[A-Za-z]\s*\\in(?![A-Za-z])", ""),
-        # What the parser can't read: E_1 and e_1 (it takes e for Euler's), m_{\max}, (A)
+        # What the parser can't read or misreads: 2(1/3) as a mixed number, E_1 with Euler's e, \gamma as the
+        # function, m_{\max}, (A)
+        (r"(?<![_^\d.A-Za-z])(\d+(?:\.\d+)?) *(?=\(|\\frac)", r"\1\\cdot "),
+        (r"\) *(?=\()", r")\\cdot "),
+        (r"\\gamma(?![A-Za-z])", r"\\mathcal{gamma}"),
         (r"(?<!\\mathcal\{)(?<![A-Za-z\\])(E(?![A-Za-z])|e(?=_))", r"\\mathcal{\1}"),
         (r"_\{\s*(?:\\text\{([A-Za-z]+)\s*\}|\\([A-Za-z]{2,}))\s*\}", r"_{\1\2}"),
         (r"^\(([^(),;]*)\)$", r"\1"),
         (r"^\s+|\s+$|(?<![A-Za-z\d}]) +| +(?![A-Za-z\d\\])", ""),
     ]
 ]  # fmt: skip
+
+
+_DOUBLE_BRACES = re.compile(r"(?<!\\)\{(\{[^{}]*\})\}")
 
 
 def tidy(text: str) -> str:
@@ -138,9 +161,14 @@ def tidy(text: str) -> str:
     ('\\frac{1}{2}', '1000000', '1.6\\times 10^{-19}')
     """
     text = unicodedata.normalize("NFKC", text.translate(_CHARACTERS))
+    while (simpler := _DOUBLE_BRACES.sub(r"\1", text)) != text:
+        text = simpler  # each pair would double the parser's time
     for pattern, replacement in _REWRITES:
         text = pattern.sub(replacement, text)
     return text
+
+
+_NOT_FINITE = {"nan", "inf", "-inf"}  # an empty cell, as pandas writes it
 
 
 def _gold_text(cell) -> str:
@@ -153,8 +181,8 @@ def _gold_text(cell) -> str:
             raise GoldError(f"not a list: {cell[:80]}") from error
     if isinstance(cell, list | tuple) and len(cell) == 1:
         cell = cell[0]
-    if isinstance(cell, bool) or not isinstance(cell, str | int | float):
-        raise GoldError(f"a gold answer is text or a number, not {type(cell).__name__}: {str(cell)[:80]}")
+    if isinstance(cell, bool) or not isinstance(cell, str | int | float) or str(cell) in _NOT_FINITE:
+        raise GoldError(f"a gold answer is text or a finite number, not {type(cell).__name__}: {str(cell)[:80]}")
     text = str(cell)
     return tidy(last_boxed(text) or "" if _BOX.search(text) else text)
 
@@ -173,7 +201,7 @@ def read_gold(cell) -> str:
         raise GoldError(f"no answer in {str(cell)[:80]!r}")
     if too_long(text):
         raise GoldError(f"over {MAX_ANSWER_CHARS} characters or {MAX_DEPTH} brackets deep: {text[:80]}")
-    unread = [] if _WORDS.fullmatch(text) else [part for part in _leaves(text) if not _readable(part)]
+    unread = [part for part in _leaves(text) if not _readable(part)]
     if unread:
         raise GoldError(f"not an expression, a list or a word: {unread[0][:80]!r}")
     return text
@@ -273,11 +301,11 @@ def same(gold: str, answer: str) -> bool:
 
 def is_right(answer: str, gold) -> bool:
     """Does the content of a box equal a data set's gold cell? A cell that cannot be read pays nobody."""
-    answer = tidy(answer)
     try:
-        return answer != "" and same(_gold_text(gold), answer)
+        gold, answer = _gold_text(gold), tidy(answer)
     except GoldError:
         return False
+    return answer != "" and not too_long(gold) and not too_long(answer) and same(gold, answer)
 
 
 def _same_unordered(golds: list[str], answers: list[str]) -> bool:
@@ -303,6 +331,8 @@ def _math_verify():
     logging.getLogger("math_verify").setLevel(logging.ERROR)  # it warns that its own time limit is off
     math_verify.grader.sympy_numeric_eq = _equal_values
     math_verify.grader.sympy_symbolic_eq = lambda *_: False
+    math_verify.grader.sympy_solve_and_compare = _proportional
+    math_verify.grader.sympy_compare_symbols = _equal_values  # it compares 2x/2 and x as text
     return math_verify
 
 
@@ -315,9 +345,9 @@ def _parse(text: str):
     text = normalize_latex(text, NormalizationConfig(basic_latex=True, boxed="none"))
     if not re.search(r"i\s*=|_\{?i|\\imath", text):  # then i is no index, and sympy's I is meant
         text = re.sub(r"(\\(?:text|begin|end)\{[^}]*\}|\\[A-Za-z]+|_\{\w+\})|i", lambda match: match[1] or "(I)", text)
-    case_matters = ConversionConfig(lowercase_symbols=False)  # M/m isn't 1
+    config = ConversionConfig(lowercase_symbols=False)  # M/m isn't 1
     try:
-        return latex2sympy(text, is_real=True, normalization_config=None, conversion_config=case_matters)
+        return latex2sympy(text, is_real=True, normalization_config=None, conversion_config=config)
     except MemoryError:
         raise
     except Exception:  # its parser raises plain Exceptions, sympy nearly anything
@@ -325,7 +355,9 @@ def _parse(text: str):
 
 
 def _readable(text: str) -> bool:
-    return r"\ldots" in text or _WORDS.fullmatch(text) is not None or _parse(text) is not None
+    if _WORDS.fullmatch(text):
+        return len(text.split()) <= 5  # more is a sentence, which nobody writes twice
+    return r"\ldots" in text or _parse(text) is not None
 
 
 def _verify(gold: str, answer: str) -> bool:
@@ -360,25 +392,47 @@ def _huge(expression) -> bool:
     return False
 
 
+def _points(*expressions) -> list[dict]:
+    """Two odd values for each variable, the second negative at first; one empty point if there is none."""
+    from sympy import Rational
+
+    symbols = sorted(set().union(*(expression.free_symbols for expression in expressions)), key=str)
+    steps = [(577216, 141421), (-1324718, 223607)] if symbols else [(0, 0)]
+    return [{symbol: Rational(start + step * n, 10**6) for n, symbol in enumerate(symbols)} for start, step in steps]
+
+
+def _proportional(gold, answer, *_precision) -> bool:
+    """Are two equations or inequalities the same up to a factor? sympy would solve them, which can take minutes."""
+    from sympy import Eq, Ne
+
+    left, right = gold.lhs - gold.rhs, answer.lhs - answer.rhs
+    ratios = [left.evalf(15, subs=point) / right.evalf(15, subs=point) for point in _points(left, right)]
+    if not all(ratio.is_number and ratio.is_finite and ratio for ratio in ratios):
+        return False
+    if abs(ratios[0] - ratios[-1]) > 1e-9 * abs(ratios[0]):
+        return False
+    if isinstance(gold, Eq | Ne):
+        return type(gold) is type(answer)
+    return type(gold) is type(answer if ratios[0] > 0 else answer.reversed)
+
+
 def _equal_values(gold, answer, *_precision) -> bool:
     """Are two sympy expressions equal? Numbers by value, formulas by their values at two odd points (one negative)."""
-    from sympy import Float, MatrixBase, MatrixExpr, Rational, simplify
+    from sympy import Float, MatrixBase, MatrixExpr, simplify
 
     if isinstance(gold, MatrixBase | MatrixExpr) or isinstance(answer, MatrixBase | MatrixExpr):
         gold, answer = gold.doit(), answer.doit()
         return gold.shape == answer.shape and all(map(_equal_values, gold.flat(), answer.flat()))
     difference = gold - answer
-    symbols = sorted(gold.free_symbols | answer.free_symbols, key=str)
     exact = not (gold.has(Float) or answer.has(Float))
-    for start, step in [(577216, 141421), (-1324718, 223607)] if symbols else [(0, 0)]:
-        point = {symbol: Rational(start + step * number, 10**6) for number, symbol in enumerate(symbols)}
+    for point in _points(gold, answer):
         values = gold.evalf(30, subs=point), answer.evalf(30, subs=point)
         if not all(value.is_number and value.is_finite for value in values):  # f(x), Derivative, 1/0
             return simplify(difference) == 0
         if not _close(*values, exact=exact):
             return False
         if exact and not 1e-10 < abs(values[0]) < 1e10:  # 30 digits can't tell 2^999 from 2^999 + 1, nor 0 from 10^-40
-            rest = difference if symbols else difference.doit()
+            rest = difference if point else difference.doit()
             if not (rest == 0 or (not rest.is_Rational and abs(rest.evalf(30, subs=point, maxn=1000)) < 1e-300)):
                 return False
     return True

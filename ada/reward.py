@@ -9,6 +9,7 @@ lost. Workers are started afresh as `python -m ada.reward`: a fork of the traine
 """
 
 import collections
+import contextlib
 import functools
 import importlib
 import json
@@ -27,7 +28,7 @@ from ada.answers import GoldError, is_right, last_boxed, read_gold, too_long
 
 __all__ = ["GoldError", "Scorer", "grade", "last_boxed", "read_gold"]
 
-MAX_RESPONSE_CHARS = 100_000  # for a reward of one's own, which sees the whole response; must fit a socket's buffer
+MAX_MESSAGE_BYTES = 200_000  # a response with its gold; it must fit into a socket's buffer
 IN_FLIGHT = 16  # answers that wait in a worker's socket: about 50 ms of work, as long as an engine step
 REMEMBERED = 100_000  # verdicts kept, oldest forgotten first
 
@@ -49,7 +50,8 @@ def _load(reward: str):
 def _serve(connection: socket.socket, reward, time_limit_sec: float, memory_limit_bytes: int) -> None:
     """Grade what comes until the scorer hangs up. The alarm has no handler: the kernel ends the process, even in C."""
     resource.setrlimit(resource.RLIMIT_AS, (memory_limit_bytes, memory_limit_bytes))
-    while message := connection.recv(1 << 20):
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    while message := connection.recv(2 * MAX_MESSAGE_BYTES):
         gold, answer = json.loads(message)
         signal.setitimer(signal.ITIMER_REAL, time_limit_sec)
         try:
@@ -64,24 +66,32 @@ def _worker(reward: str, time_limit_sec: float, memory_limit_bytes: int) -> None
     """Import once, then let a forked child grade; when one dies say why, and fork the next (5 ms instead of 1 s).
 
     A message is read whole or not at all, so the next child goes on where the last one died. Forking is safe here:
-    this process has one thread and nothing of the trainer's. It also watches for the trainer's death.
+    this process has one thread and nothing of the trainer's. It ends the child when the trainer closes it or is gone.
     """
     trainer = os.getppid()
     connection = socket.socket(fileno=os.dup(0))
     function = _load(reward)
     connection.send(b"ready")
-    signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGCHLD])
+    watched = [signal.SIGCHLD, signal.SIGTERM]
+    signal.pthread_sigmask(signal.SIG_BLOCK, watched)
     while True:
         child = os.fork()
         if child == 0:
+            os.setpgid(0, 0)  # what a reward may start is ended with it
+            signal.pthread_sigmask(signal.SIG_UNBLOCK, watched)
             _serve(connection, function, time_limit_sec, memory_limit_bytes)
             os._exit(0)
-        while (ended := os.waitpid(child, os.WNOHANG))[0] == 0:
-            signal.sigtimedwait([signal.SIGCHLD], 0.5)
-            if os.getppid() != trainer:
+        ended = None
+        while not ended:
+            event = signal.sigtimedwait(watched, 0.5)
+            closed = os.getppid() != trainer or (event is not None and event.si_signo == signal.SIGTERM)
+            if closed:
                 os.kill(child, signal.SIGKILL)
-        code = os.waitstatus_to_exitcode(ended[1])
-        if code == 0 or os.getppid() != trainer:
+            ended = os.waitid(os.P_PID, child, os.WEXITED | os.WNOWAIT | (0 if closed else os.WNOHANG))
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(child, signal.SIGKILL)
+        code = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+        if closed or code == 0:
             return
         connection.send({-signal.SIGALRM: b"timeout", _OUT_OF_MEMORY: b"memory"}.get(code, b"crash"))
 
@@ -95,11 +105,13 @@ class _Grader:
     def __init__(self, arguments: list[str]):
         self.socket, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self.socket.setblocking(False)
+        self.socket.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 2 * MAX_MESSAGE_BYTES)
         package = str(Path(__file__).resolve().parent.parent)
         path = os.pathsep.join(filter(None, [package, os.environ.get("PYTHONPATH")]))
         self.process = subprocess.Popen(
             [sys.executable, "-m", "ada.reward", *arguments],
             stdin=theirs,
+            # one core each, and no GPU memory
             env={**os.environ, "PYTHONPATH": path, "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""},
             start_new_session=True,  # Ctrl-C is for the trainer, which then closes the workers
         )
@@ -137,7 +149,7 @@ class Scorer:
         self._done: list = []  # (key, correct) to be handed out by the next poll
         self._queue: collections.deque = collections.deque()  # (gold as JSON, answer) pairs that no worker has yet
         self._waiting: dict = {}  # pair -> the keys that wait for its verdict
-        self._verdicts: dict = {}  # pair -> right or wrong
+        self._verdicts: dict = {}  # pair -> "true", "false" or the cause of a failure
         self._killers: dict = {}  # answer -> cause: what ended a worker isn't tried again, whatever the gold
 
     def submit(self, key, response: str, gold) -> None:
@@ -147,17 +159,14 @@ class Scorer:
             self._done.append((key, False))
             return
         pair = (json.dumps(gold), answer)
-        if (verdict := self._verdicts.get(pair)) is not None:
-            self._done.append((key, verdict))
+        if pair in self._verdicts:
+            self._hand_out([key], self._verdicts[pair])
         elif pair in self._waiting:
             self._waiting[pair].append(key)
         else:
             self._waiting[pair] = [key]
-            if too_long(answer) if self._math else len(answer) > MAX_RESPONSE_CHARS:
-                self._finish(pair, "too_long")
-            else:
-                self._queue.append(pair)
-                self._send()
+            self._queue.append(pair)
+            self._send()
 
     def poll(self, timeout: float | None = 0.0) -> list:
         """(key, correct) of what has been graded since the last poll.
@@ -186,18 +195,23 @@ class Scorer:
         self.close()
 
     def _send(self) -> None:
-        for grader in sorted(self._graders, key=lambda grader: len(grader.asked)):
-            while self._queue and len(grader.asked) < IN_FLIGHT:
-                pair = gold, answer = self._queue.popleft()
-                if cause := self._killers.get(answer):
-                    self._finish(pair, cause)
-                    continue
+        while self._queue:
+            grader = min(self._graders, key=lambda grader: len(grader.asked))
+            if len(grader.asked) >= IN_FLIGHT:
+                return
+            pair = gold, answer = self._queue[0]
+            message = f"[{gold},{json.dumps(answer)}]".encode()
+            if cause := self._killers.get(answer):
+                self._finish(pair, cause)
+            elif len(message) > MAX_MESSAGE_BYTES or (self._math and too_long(answer)):
+                self._finish(pair, "too_long")
+            else:
                 try:
-                    grader.socket.send(f"[{gold},{json.dumps(answer)}]".encode())
-                except OSError:  # its buffer is full, or it has died, which _receive will notice
-                    self._queue.appendleft(pair)
-                    break
+                    grader.socket.send(message)
+                except OSError:  # its buffer is full, or it has died: _receive will see
+                    return
                 grader.asked.append(pair)
+            self._queue.popleft()
 
     def _receive(self, timeout: float | None) -> None:
         waiting_for = select.poll()
@@ -230,15 +244,18 @@ class Scorer:
         self._graders[self._graders.index(grader)] = _Grader(self._arguments)
 
     def _finish(self, pair: tuple, verdict: str) -> None:
-        keys = self._waiting.pop(pair)
-        self._done += [(key, verdict == "true") for key in keys]
-        self._verdicts[pair] = verdict == "true"
         if verdict not in ("true", "false"):
-            self.failures[verdict] += len(keys)
             self._killers[pair[1]] = verdict
+        self._verdicts[pair] = verdict
         for memory in (self._verdicts, self._killers):
             if len(memory) > REMEMBERED:
                 del memory[next(iter(memory))]
+        self._hand_out(self._waiting.pop(pair), verdict)
+
+    def _hand_out(self, keys: list, verdict: str) -> None:
+        self._done += [(key, verdict == "true") for key in keys]
+        if verdict not in ("true", "false"):
+            self.failures[verdict] += len(keys)
 
 
 def grade(response: str, gold) -> bool:

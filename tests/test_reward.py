@@ -1,0 +1,518 @@
+"""The grader: rules by kind, real gold answers, and what happens to answers that try to break it."""
+
+import doctest
+import json
+import os
+import signal
+import subprocess
+import sys
+import textwrap
+import threading
+import time
+from fractions import Fraction
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import ada.answers
+import ada.reward
+from ada.answers import is_right, tidy
+from ada.reward import GoldError, Scorer, grade, last_boxed, read_gold
+
+DATA = Path(__file__).parent / "data"
+PROJECT = Path(__file__).parent.parent
+OBEY = "tests.rewards_for_tests:obey"
+
+
+def read_lines(name):
+    return [json.loads(line) for line in (DATA / name).read_text().splitlines()]
+
+
+def verdicts(scorer, questions, within_sec=60):
+    """Submit (response, gold) pairs; the verdicts in their order."""
+    for key, (response, gold) in enumerate(questions):
+        scorer.submit(key, response, gold)
+    answers, deadline = {}, time.monotonic() + within_sec
+    while len(answers) < len(questions):
+        assert time.monotonic() < deadline, f"{len(questions) - len(answers)} answers missing"
+        answers.update(scorer.poll(1.0))
+    return [answers[key] for key in range(len(questions))]
+
+
+@pytest.fixture(scope="module")
+def scorer():
+    with Scorer() as shared:
+        yield shared
+
+
+# ---- The rules ---------------------------------------------------------------------------------------------------
+
+
+def test_the_cases_given(scorer):
+    cases = read_lines("grading.jsonl")
+    start = time.monotonic()
+    got = verdicts(scorer, [(case["response"], case["gold"]) for case in cases])
+    assert [case["id"] for case, verdict in zip(cases, got, strict=True) if verdict != case["correct"]] == []
+    assert time.monotonic() - start < 20
+
+
+# kind: gold, answers that are right, answers that are wrong
+KINDS = {
+    "exact integers": ("1000007", ["1,000,007", r"1\,000\,007", "1000007.0", r"10^6+7"], ["1000008", "1000007.1"]),
+    "huge integers": ("2^{1009}", [r"2\cdot2^{1008}", "2^{1008}+2^{1008}"], ["2^{1009}+1", "2^{1008}", "2^{1010}"]),
+    "tiny numbers": (r"\frac{1}{2^{99}}", ["2^{-99}"], [r"\frac{1}{2^{98}}", "0", "10^{-30}"]),
+    "tiny decimals": ("0.0000001", [r"1\times10^{-7}", "1e-7", r"\frac{1}{10^7}"], ["0.0000002", "0", "0.0000001001"]),
+    "zero": ("0", ["0.0", r"\sqrt2-\sqrt2", "-0"], ["e^{-100}", "10^{-30}", "0.0000001", "x"]),
+    "decimals for fractions": ("1/3", ["0.333333", r"0.\overline{3}", r"0.\dot3"], ["0.33", "0.3334", "0.3"]),
+    "decimals for roots": (r"\sqrt{2}", ["1.414214", "√2", r"\frac{2}{\sqrt2}"], ["1.414", "1.4143", "2"]),
+    "pi": (r"\frac{\pi}{2}", ["pi/2", "π/2", r"0.5\pi", r"\frac12\pi", "1.570796"], ["1.57", r"\pi", "11/7"]),
+    "decimals beside integers": ("7", ["7.0", "7.", "7.00"], ["7.0000001", "6.9999999"]),
+    "e-notation": ("4.5e33", [r"4.5\times10^{33}", r"4.5\cdot 10^{33}\text{ ergs}", "45e32"], ["4.5e32", "4.6e33"]),
+    "decimal points": ("-3./2", ["-1.5", "-1.50", r"-\frac32"], ["1.5", "-3"]),
+    "percent": (r"50\%", ["50", "0.5", r"\frac12", "50%", r"50\text{ percent}"], [r"5000\%", r"0.5\%", "5"]),
+    "percent of a number": ("0.5", [r"50\%", r"0.5\%"], ["50", r"5\%"]),
+    "units": ("300", [r"300 \mathrm{~km} / \mathrm{s}", "300 km/s", r"300\text{ km}^2", r"\text{300 cm}"], ["30 km"]),
+    "units that are variables": ("3t", ["t+2t"], ["3", "3s", r"3\text{ t}^2"]),
+    "units of pi": (r"9\pi", [r"9\pi\text{ cm}^2", r"9 \pi \, \mathrm{m}"], ["9", r"9\pi^2"]),
+    "degrees": (r"90^{\circ}", ["90", "90°", r"90\text{ degrees}", "90 degrees"], ["90^2", r"\frac{\pi}{2}"]),
+    "money": ("18.90", [r"\$18.9", r"18.90\text{ dollars}"], ["1890", "18.09"]),
+    "lists": ("5,6,7", ["7,5,6", r"5, 6 \text{ and } 7", r"\{6,5,7\}", "x=5,6,7", "x=5,x=6,x=7"], ["5,6", "5,6,7,8"]),
+    "repeats": ("-2,-2", ["-2.0,-2"], ["-2", "-2,2"]),
+    "no lists for one": ("7", ["7", r"\{7\}"], ["5, 6, 7", "6 or 7", "7,7", r"7\text{ and }8", r"7\text{ or eight}"]),
+    "plus or minus": (r"1\pm\sqrt2", [r"1-\sqrt2, 1+\sqrt2", r"x=1\pm\sqrt2"], [r"1+\sqrt2", r"1,\sqrt2"]),
+    "tuples": ("(5,6,7)", ["(5, 6, 7)", "(5,6,7.0)"], ["(7,5,6)", "(5,6)", r"\{5,6,7\}"]),
+    "pairs": ("(3,1)", ["(3,1)", "(x,y)=(3,1)", "3,1"], ["(5,2)", "(1,3)", "[3,1]"]),
+    "equal pairs": ("(1,1)", ["(1,1)"], ["(2,2)", "(1,2)", "1"]),
+    "lists of pairs": ("(1,2),(3,4)", ["(3,4),(1,2)", r"\{(1,2),(3,4)\}"], ["(2,1),(4,3)", "(1,2)", "(1,2,3,4)"]),
+    "intervals": ("[0,1)", [r"\left[0,1\right)", r"x\in[0,1)", "[0,1.0)"], ["(0,1)", "[0,1]", "[0,2)", "0,1"]),
+    "open intervals": ("(2,\\infty)", ["x>2", "2<x"], ["[2,\\infty)", "x\\ge2", "(-\\infty,2)"]),
+    "unions": (r"(-\infty,0)\cup(1,\infty)", [r"(1,\infty)\cup(-\infty,0)"], [r"(-\infty,0)"]),
+    "empty set": (r"\emptyset", [r"\varnothing", r"\{\}", "∅"], ["0", r"\{0\}"]),
+    "assignments": ("x=5", ["5", "x=5", "x = 5.0"], ["y=5", "x=6", "-5"]),
+    "results": ("113", ["m+n=113", "f(3)=113", r"100+13=113", r"A=\pi r^2=113"], ["2x=113", "x^2=113", r"\log x=113"]),
+    "functions": ("f(x)=2x", ["2x", "f(x)=x+x"], ["f(x)=x", "g(x)=2x", "2"]),
+    "equations": ("y=2x+3", ["y=3+2x", "2x-y+3=0", "4x+6=2y"], ["y=2x+4", "y=2x", "x=2y+3", r"y\ne2x+3"]),
+    "long equations": ("3x-y+13=0", ["y=3x+13", "6x-2y=-26"], ["3x+4y+14=0", r"x^5-\sin(xy)=\ln y"]),
+    "inequalities": (r"k \geqslant 2", [r"2\le k", "k≥2", r"-k\le-2", r"3k\ge6"], ["k>2", r"k\le2", "2", r"-k\ge-2"]),
+    "primes": ("y'+y=0", [r"y^{\prime}=-y"], ["y+y=0"]),
+    "polynomials": ("x^2-1", ["(x-1)(x+1)", "-1+x^2"], ["x^2+1", "x^2", "x^3-1"]),
+    "formulas": (r"\frac{1}{\sqrt{2}}c", [r"\frac{c}{\sqrt2}", r"\frac{\sqrt2}{2}c"], ["c", "0.7c"]),
+    "signs of roots": (r"\left|x\right|", [r"\sqrt{x^2}"], ["x", "-x"]),
+    "upper and lower case": (r"\frac{M}{m}", [r"M/m"], ["1", r"\frac{m}{M}"]),
+    "complex numbers": ("3+4i", ["4i+3", r"3+4\mathrm{i}", "(2+i)^2"], ["3-4i", "3+4", "5", "4+3i"]),
+    "Euler's formula": ("e^{it}", [r"\cos t+i\sin t"], [r"\cos t-i\sin t", "e^{-it}"]),
+    "Euler's number": (r"1-\frac{1}{\mathrm{e}}", [r"1-\frac1e", "1-e^{-1}"], [r"1+\frac{1}{\mathrm{e}}", "1-e"]),
+    "energies are no e": ("E_{1}", ["E_1"], ["E_2", "1", "e"]),
+    "matrices": (
+        r"\begin{pmatrix}1&2\\3&4\end{pmatrix}",
+        [r"\begin{bmatrix}1&2\\3&4.0\end{bmatrix}"],
+        [r"\begin{pmatrix}1&2\\3&5\end{pmatrix}", r"\begin{pmatrix}1&3\\2&4\end{pmatrix}", "(1,2,3,4)"],
+    ),
+    "missing braces": (r"\frac{\sqrt{3}}{2}", [r"\frac{\sqrt3}2", r"\tfrac{\sqrt 3}{2}", "sqrt(3)/2"], ["3/2"]),
+    "malformed roots": ("4", [r"\sqrt{16}", r"\sqrt(16)", r"2\sqrt4"], [r"4\sqrt(2)", r"4\sqrt 2", r"\sqrt 4"]),
+    "mixed numbers": (r"2\frac{1}{2}", [r"\frac52", "2.5"], ["1", r"\frac12"]),
+    "ellipses": (r"1,2,\ldots,n", [r"1, 2, \dots, n"], [r"1,3,\ldots,n", "1,2,n", r"1,2,\ldots,2n"]),
+    "sums with ellipses": ("n+3", ["3+n"], [r"1+2+\ldots+n", r"\ldots"]),
+    "letters": ("A", ["(A)", r"\text{A}", r"\textbf{(A)}", "A.", "a"], ["B", "AB", "A,B"]),
+    "words": (r"\text{Saturday}", ["Saturday", "saturday", r"\text{ Saturday }"], ["Sunday", "Saturdaty"]),
+    "anagrams": (r"\text{silent}", [r"\mathrm{silent}"], ["listen"]),
+    "unicode": ("-2π", ["−2π", r"-2\pi", "－2π"], ["2π", "-2"]),
+    "trailing marks": ("5", ["5.", "5,", r"5\,", r"5 \quad", "$5$", r"5\\"], ["5!", "5x", "-5"]),
+    "double braces": ("{" * 25 + "1" + "}" * 25, ["1", r"\frac{{{2}}}{{2}}"], ["2"]),
+    "nothing": ("5", [], [r"\,", "$", ".", r"\text{}"]),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_kinds(kind):
+    gold, right, wrong = KINDS[kind]
+    assert read_gold(gold)
+    assert [answer for answer in [gold, *right] if not is_right(answer, gold)] == [], "should be right"
+    assert [answer for answer in wrong if is_right(answer, gold)] == [], "should be wrong"
+
+
+@given(st.integers(-(10**12), 10**12))
+@settings(deadline=None, max_examples=50)
+def test_integers_in_other_forms(n):
+    for form in (f"{n:,}", f"{n}.0", f"x={n}", rf"{n}\text{{ cm}}", rf"\frac{{{3 * n}}}{{3}}", f"{n - 1}+1"):
+        assert is_right(form, n), form
+    assert not is_right(str(n + 1), n) and not is_right(f"{n}.5", n) and not is_right(f"{n},{n + 1}", n)
+
+
+@given(st.integers(1, 10**6), st.integers(-30, 30), st.integers(-3, 3).filter(bool))
+@settings(deadline=None, max_examples=50)
+def test_e_notation_is_a_power_of_ten(mantissa, exponent, off):
+    gold = f"{mantissa / 1000}e{exponent}"
+    assert is_right(rf"{mantissa / 1000} \times 10^{{{exponent}}}", gold)
+    assert not is_right(rf"{mantissa / 1000} \times 10^{{{exponent + off}}}", gold)
+
+
+@given(st.text(alphabet=st.sampled_from("0123456789.,eExyi()[]{}\\ +-*/^_%$=<>!'|;~"), max_size=30))
+@settings(deadline=None, max_examples=200)
+def test_tidying_never_fails(text):
+    assert isinstance(tidy(text), str)
+
+
+COMMANDS = [r"\{", r"\}", r"\frac", r"\sqrt", r"\pm", r"\text{", r"\pi", r"\infty", r"\cup", r"\sum_{k=1}^", r"\int"]
+PIECES = st.sampled_from([*"{}()[],=^_17xei.+-%!|< ", *COMMANDS])
+
+
+@given(st.lists(st.lists(PIECES, max_size=12).map("".join), min_size=20, max_size=20))
+@settings(deadline=None, max_examples=6)
+def test_any_latex_gets_a_verdict(answers):
+    with Scorer(time_limit_sec=2.0) as scorer:
+        verdicts(scorer, [(rf"\boxed{{{answer}}}", "7") for answer in answers], within_sec=100)
+        assert scorer.failures["crash"] == 0, "math-verify's exceptions are caught"
+
+
+# ---- Boxes -------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "text, content",
+    [
+        (r"\boxed{3}", "3"),
+        (r"\boxed {3}", "3"),
+        (r"\fbox{3}", "3"),
+        (r"\boxed{2}, no: \boxed{3}", "3"),
+        (r"\boxed{3} and \boxed{ }", "3"),
+        (r"\boxed{3", None),
+        (r"\boxed{2} and \boxed{3", "2"),
+        (r"\boxed{\boxed{3}}", "3"),
+        (r"\boxed{\frac{1}{2}}", r"\frac{1}{2}"),
+        (r"\boxed{\left\{x\right.}", r"\left\{x\right."),
+        (r"} \boxed{3}", "3"),
+        (r"\boxed3", None),
+        (r"\boxedx{3}", None),
+        ("", None),
+    ],
+)
+def test_last_boxed(text, content):
+    assert last_boxed(text) == content
+
+
+@given(st.text(alphabet="{}\\ab "), st.text(alphabet="ab^_ ", min_size=1).filter(str.strip))
+def test_the_last_closed_box_counts_whatever_stands_before(before, content):
+    assert last_boxed(before + " \\boxed{" + content + "}") == content.strip()
+
+
+def test_boxes_are_found_in_linear_time():
+    start = time.monotonic()
+    for text in (r"\boxed{" * 100_000, r"\boxed{}" * 100_000, r"\boxed{" * 100_000 + "}" * 50_000, r"\boxed" * 100_000):
+        last_boxed(text)
+    assert time.monotonic() - start < 2
+
+
+# ---- Gold answers ------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "cell, text",
+    [
+        (5, "5"), (27.0, "27"), ("27.0", "27"), (0.5, "0.5"), (1e-05, r"1\times 10^{-5}"), (["2"], "2"), ("['2']", "2"),
+        ([r"$\frac12$"], r"\frac{1}{2}"), ("$69$,$84$", "69,84"), (r"so $\boxed{4.5e33}$ erg", r"4.5\times 10^{33}"),
+        ("025", "025"), (r"\text{Evelyn}", "Evelyn"), (r"\boxed{(A)}", "A"), ("New York", "New York"),
+    ],
+)  # fmt: skip
+def test_gold_cells(cell, text):
+    assert read_gold(cell) == text
+    assert read_gold(text) == text
+    assert is_right(text, cell)
+
+
+@pytest.mark.parametrize(
+    "cell",
+    [None, True, "", " ", "$$", [], ["1", "2"], {"a": 1}, float("nan"), float("inf"), r"\boxed{}", r"\boxed{3", "3 +",
+     "(1,2", r"\frac{1}{", "f(x)=ax, where $a$ is any odd number", "1" * 2000, "(" * 40 + "1" + ")" * 40, "['a", "**"],
+)  # fmt: skip
+def test_gold_cells_that_are_refused_and_pay_nobody(cell):
+    with pytest.raises(GoldError, match=".{10}"):
+        read_gold(cell)
+    assert not is_right("7", cell) and not is_right("", cell)
+
+
+UNREADABLE = ["where $b$ is an arbitrary integer", "t(0,4]"]  # a sentence; a slip in the data set
+
+
+@pytest.fixture(scope="module")
+def golds():
+    return [row["gold"] for row in read_lines("golds.jsonl")]
+
+
+def test_real_golds_are_read_or_refused_with_a_reason(golds):
+    refused = []
+    for gold in golds:
+        try:
+            assert read_gold(read_gold(gold)) == read_gold(gold)
+        except GoldError:
+            refused.append(str(gold))
+    assert len(refused) == len(UNREADABLE) and all(map(lambda part, gold: part in gold, UNREADABLE, refused))
+
+
+def other_form(gold: str) -> str:
+    """The same answer, written in another way."""
+    if gold.replace(".", "", 1).lstrip("-").isdigit():
+        value = Fraction(gold)
+        if abs(value) >= 1000:
+            return f"{gold} = {value:,}" if "." in gold else rf"{int(value):,}\text{{ units}}"
+        return rf"x=\frac{{{2 * value.numerator}}}{{{2 * value.denominator}}}\,\mathrm{{cm}}"
+    if r"\times 10^" in gold:
+        mantissa, exponent = gold.split(r"\times 10^")
+        mantissa += "0" if "." in mantissa else ""
+        return rf"{mantissa}e{exponent.strip('{}')} \mathrm{{~m}} / \mathrm{{s}}"
+    if gold.endswith("%"):
+        return rf"\frac{{{gold[:-1]}}}{{100}}"
+    kind, parts = ada.answers._elements(gold)
+    if kind == ",":
+        return r" \text{ and } ".join(reversed([f"{{{part}}}" if "(" not in part else part for part in parts]))
+    if kind:
+        return rf"\left{gold[0]} {' , '.join(parts)} \right{gold[-1]}"
+    if "=" in gold or r"\cup" in gold or r"\ge" in gold or gold.isalpha():
+        return f" {gold} ."
+    return rf"\dfrac{{2\left({gold}\right)}}{{2}}"
+
+
+@pytest.fixture(scope="module")
+def texts(golds):
+    return [read_gold(gold) for gold in golds if not any(part in str(gold) for part in UNREADABLE)]
+
+
+def test_real_golds_grade_themselves_and_another_form_right(texts):
+    """At least 99% are asked for; there are no exceptions."""
+    different = dict.fromkeys(texts)
+    assert [text for text in different if not (is_right(text, text) and is_right(other_form(text), text))] == []
+
+
+def test_real_golds_grade_the_next_gold_wrong(texts):
+    """At least 99% are asked for; there are no exceptions."""
+    neighbours = {(a, b) for a, b in zip(texts, texts[1:], strict=False) if a != b}
+    assert [pair for pair in neighbours if is_right(pair[1], pair[0])] == []
+
+
+# ---- Answers that try to break it --------------------------------------------------------------------------------
+
+
+def is_alive(pid):
+    try:
+        state = Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0]
+    except FileNotFoundError:
+        return False
+    return state != "Z"
+
+
+def descendants(pid):
+    children = [int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
+    return children + [deeper for child in children for deeper in descendants(child)]
+
+
+def wait_until_gone(pids, within_sec):
+    deadline = time.monotonic() + within_sec
+    while any(map(is_alive, pids)):
+        assert time.monotonic() < deadline, f"still alive: {list(filter(is_alive, pids))}"
+        time.sleep(0.05)
+
+
+@pytest.mark.parametrize(
+    "command, cause",
+    [("sleep 60", "timeout"), ("spin", "timeout"), ("hog", "memory"), ("segfault", "crash"), ("raise", "crash"),
+     ("exit 3", "crash"), ("x" * 300_000, "too_long")],
+)  # fmt: skip
+def test_what_breaks_a_worker_is_wrong_and_nothing_else_is_lost(command, cause):
+    gold = {"answer": "fine"}
+    with Scorer(reward=OBEY, time_limit_sec=1.0) as scorer:
+        questions = [
+            ("fine", gold),
+            ("bad", gold),
+            (command, gold),
+            *[(f"fine{i}", gold) for i in range(20)],
+            ("fine", gold),
+        ]
+        got = verdicts(scorer, questions, within_sec=30)
+        assert got == [True, False, False] + [False] * 20 + [True]
+        assert scorer.failures == {cause: 1}
+        start = time.monotonic()
+        assert verdicts(scorer, [(command, gold), (command, {"answer": command})]) == [False, False]
+        assert time.monotonic() - start < 0.5, "remembered by the answer alone"
+        assert scorer.failures == {cause: 3}
+
+
+def test_maths_that_would_take_for_ever():
+    bombs = [
+        r"\gcd(10^{10^8},6)",
+        "9^{9^{9^9}}",
+        r"((10!)!)!",
+        "{" * 25 + "1" + "}" * 25,
+        r"\lfloor10^{10^{10}}/3\rfloor",
+    ]
+    with Scorer(time_limit_sec=1.0) as scorer:
+        got = verdicts(scorer, [(rf"\boxed{{{answer}}}", "7") for answer in [*bombs, "7", "8"]], within_sec=20)
+    assert got == [False] * len(bombs) + [True, False]
+    assert set(scorer.failures) == {"timeout"}
+
+
+def test_equal_pairs_are_graded_once(tmp_path):
+    count, gold = tmp_path / "count", {"answer": "7"}
+    with Scorer(workers=2, reward=OBEY) as scorer:
+        assert verdicts(scorer, [(f"count {count}", gold)] * 100) == [False] * 100
+        assert verdicts(scorer, [(f"count {count}", gold)]) == [False]
+        assert count.read_text() == "x"
+        assert verdicts(scorer, [(f"count {count}", {"answer": "8"})]) == [False]
+        assert count.read_text() == "xx"
+
+
+def test_thousands_submitted_before_the_first_poll(scorer):
+    got = verdicts(scorer, [(rf"\boxed{{{i}.5}} " + "pad " * 500, f"{i % 3000}.5") for i in range(4000)])
+    assert got == [True] * 3000 + [False] * 1000
+
+
+def test_submit_and_an_idle_poll_take_microseconds(scorer):
+    response = "So we see that $x^2 = 2$ and so on. " * 200 + r"Therefore \boxed{\frac{1}{2}}."
+    verdicts(scorer, [(response, "0.5")])
+    start = time.perf_counter()
+    for key in range(1000):
+        scorer.submit(key, response, "0.5")
+    assert (time.perf_counter() - start) / 1000 < 50e-6
+    assert len(scorer.poll()) == 1000
+    start = time.perf_counter()
+    assert scorer.poll() == [] and scorer.poll(5.0) == [] and scorer.poll(None) == [], "nothing submitted: no waiting"
+    assert time.perf_counter() - start < 0.1
+
+
+def test_poll_waits_for_one_result_or_its_timeout():
+    with Scorer(reward=OBEY) as scorer:
+        scorer.submit("a", "fine", {"answer": "fine"})
+        assert scorer.poll(30) == [("a", True)]
+        scorer.submit("b", "sleep 1", {"answer": ""})
+        start = time.monotonic()
+        assert scorer.poll() == [] and scorer.poll(0.2) == []
+        assert 0.2 <= time.monotonic() - start < 0.6
+        assert scorer.poll(30) == [("b", False)]
+
+
+def test_from_any_thread():
+    results = []
+
+    def work():
+        scorer = Scorer()
+        results.append((scorer, verdicts(scorer, [(r"\boxed{2}", 2), (r"\boxed{3}", 2)])))
+
+    thread = threading.Thread(target=work)
+    thread.start()
+    thread.join()
+    scorer, got = results[0]
+    with scorer:  # its thread has ended, its workers live on
+        assert got == [True, False] and verdicts(scorer, [(r"\boxed{\frac42}", 2)]) == [True]
+
+
+def test_a_worker_killed_from_outside_is_replaced():
+    with Scorer(workers=2, reward=OBEY) as scorer:
+        gold = {"answer": "fine"}
+        assert verdicts(scorer, [("fine", gold)]) == [True]
+        victim = scorer._graders[0].process.pid
+        pids = [victim, *descendants(victim)]
+        for key in range(40):
+            scorer.submit(key, f"sleep 0.0{key}", gold)
+        for pid in pids:
+            os.kill(pid, signal.SIGKILL)
+        assert verdicts(scorer, [("fine again", gold), ("fine", gold)])[-1]
+        assert scorer.failures["crash"] <= 1
+
+
+def test_a_reward_that_cannot_be_imported_is_an_error(capfd):
+    with Scorer(reward="no_such_module:reward") as scorer, pytest.raises(RuntimeError, match="no_such_module:reward"):
+        scorer.submit(0, "x", "x")
+        scorer.poll(30)
+    assert "no_such_module" in capfd.readouterr().err
+    with pytest.raises(ValueError, match="module:function"):
+        Scorer(reward="maths")
+
+
+def test_close_ends_busy_workers_and_what_they_started(tmp_path):
+    started = tmp_path / "pid"
+    scorer = Scorer(workers=2, reward=OBEY)
+    scorer.submit(0, f"leave {started}", {"answer": ""})
+    while not (started.exists() and started.read_text()):
+        assert scorer.poll(0.05) == []
+    pids = [int(started.read_text())]
+    for grader in scorer._graders:
+        pids += [grader.process.pid, *descendants(grader.process.pid)]
+    assert len(pids) >= 4
+    scorer.close()
+    scorer.close()
+    wait_until_gone(pids, within_sec=1)
+
+
+@pytest.mark.parametrize("answer", ["sleep 60", "fine"])  # busy and idle workers
+def test_killing_the_parent_leaves_no_process(answer):
+    script = f"""
+        from ada.reward import Scorer
+        scorer = Scorer(workers=2, reward={OBEY!r}, time_limit_sec=60)
+        for key in range(2):
+            scorer.submit(key, "fine", {{"answer": str(key)}})
+        while key > -1:
+            key -= len(scorer.poll(None))
+        for key in range(2):
+            scorer.submit(key, {answer!r}, {{"answer": str(key + 5)}})
+        print("busy", flush=True)
+        scorer.poll(None)
+        import time; time.sleep(60)
+    """
+    parent = subprocess.Popen(
+        [sys.executable, "-c", textwrap.dedent(script)],
+        stdout=subprocess.PIPE,
+        env={**os.environ, "PYTHONPATH": str(PROJECT)},
+    )
+    assert parent.stdout.readline() == b"busy\n"
+    pids = descendants(parent.pid)
+    assert len(pids) == 4, "two workers, a child each"
+    parent.kill()
+    parent.wait()
+    wait_until_gone(pids, within_sec=3)
+
+
+def test_a_parent_with_torch_and_threads_is_not_forked():
+    script = r"""
+        import os, threading, time
+        import torch
+        threading.Thread(target=time.sleep, args=(60,), daemon=True).start()
+        torch.ones(500, 500) @ torch.ones(500, 500)
+        os.chdir("/")
+        from ada.reward import Scorer
+        with Scorer() as scorer:
+            scorer.submit("key", r"\boxed{2}", 2)
+            assert scorer.poll(60) == [("key", True)]
+            worker = scorer._graders[0].process.pid
+            assert "torch" not in open(f"/proc/{worker}/maps").read()
+        print("done")
+    """
+    done = subprocess.run(
+        [sys.executable, "-c", textwrap.dedent(script)], capture_output=True, text=True, timeout=120,
+        env={**os.environ, "PYTHONPATH": str(PROJECT)},
+    )  # fmt: skip
+    assert (done.stdout, done.stderr, done.returncode) == ("done\n", "", 0)
+
+
+def test_importing_the_grader_is_light():
+    code = "import sys, ada.reward; print([m for m in ('torch', 'vllm', 'sympy', 'math_verify') if m in sys.modules])"
+    env = {**os.environ, "PYTHONPATH": str(PROJECT)}
+    assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=env).stdout == "[]\n"
+
+
+def test_a_reward_of_ones_own():
+    with Scorer(reward="tests.rewards_for_tests:exact_match") as scorer:
+        assert verdicts(scorer, [(" 7 ", 7), ("7", "7"), ("7.0", 7), ("", ""), ("7", [7])]) == [
+            True,
+            True,
+            False,
+            True,
+            False,
+        ]
+
+
+def test_the_examples_in_the_docstrings():
+    assert grade(r"\boxed{2}", "2") and not grade("2", "2")
+    for module in (ada.answers, ada.reward):
+        failed, tried = doctest.testmod(module)
+        assert tried > 0 and failed == 0
