@@ -32,7 +32,7 @@ from ada import UserError, one_line, toy
 from ada.data import batch, describe, load_prompts, load_tokenizer, shared_queue
 from ada.eval import evaluate
 from ada.reward import Scorer
-from ada.run import Clock, Run, SamplingBar, memory_in_use
+from ada.run import Clock, Run, SamplingBar, grading_failures, memory_in_use
 from ada.sampler import Prompt, by_row, exit_balance, exit_fixed, exit_pos, make_groups, sample_adaptively, summarise
 from ada.trainer import Ranks, Trainer, init_ranks
 
@@ -87,6 +87,9 @@ class Config:
     max_concurrent: int = option(256, "responses that one engine generates side by side")
     gpu_memory_share: float = option(0.5, "of a GPU's memory, for vLLM's weights and KV cache")
     graders: int = option(1, "grading processes per rank")
+    reward: str = option(
+        "math", "math: math-verify on the last box; or MODULE:FUNCTION, given the response and its row"
+    )
 
     # logging, evaluation, checkpoints
     eval_every: int = option(10, "steps between evaluations; there is one before the first step and one at the end")
@@ -201,10 +204,11 @@ def train(config: Config) -> None:
         keep=config.keep_checkpoints,
         wandb=config.wandb,
     )
+    scorer = Scorer(config.graders, reward=config.reward)  # starts beside the engine
     engine = make_engine(config, folder, ranks)
     engine.sleep()  # until the trainer has taken its memory
     trainer = make_trainer(config, folder, ranks)
-    scorer = Scorer(config.graders)
+    scorer.wait_until_ready()
     start = run.resume(trainer)
     engine.sync(trainer.named_weights())
     run.say(f"training in {run.path} on {ranks.world_size} x {ranks.device.type}; the first prompt is")
@@ -267,6 +271,7 @@ def train(config: Config) -> None:
 
         # ---- log, evaluate, save
         metrics = {"step": step, **summarise(pools, groups, config.group_size), **updated, **clock.seconds, **memory}
+        metrics |= grading_failures(scorer, ranks)
         if step % config.eval_every == 0 or step == config.steps:
             metrics |= evaluate_at(step)
         run.log_samples(step, my_pools, my_groups, {prompt.row for prompt in prompts[: config.log_prompts]})
@@ -287,7 +292,12 @@ def train(config: Config) -> None:
 
 def load(source: str, tokenizer, config: Config, ranks: Ranks) -> list[Prompt]:
     """Prompts of a file or data set; rank 0 prints how many were dropped and why."""
-    prompts, counts = load_prompts(toy.locate(source), tokenizer, max_prompt_tokens=config.max_prompt_tokens)
+    prompts, counts = load_prompts(
+        toy.locate(source),
+        tokenizer,
+        max_prompt_tokens=config.max_prompt_tokens,
+        whole_rows=config.reward != "math",
+    )
     if ranks.rank == 0:
         print(f"{source}: {describe(counts)}")
     return prompts

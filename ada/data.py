@@ -188,9 +188,11 @@ def load_prompts(
     split: str | None = None,
     prompt_column: str | None = None,
     answer_column: str | None = None,
+    whole_rows: bool = False,
 ) -> tuple[list[Prompt], dict[str, int]]:
     """Reads a source into prompts whose `row` is their place in the list, and counts rows read, kept, dropped by cause.
 
+    `gold` is the gold answer as read_gold gives it, or with `whole_rows` the row itself, for a reward of one's own.
     Of rows with the same problem (up to spacing) the first usable one is kept. max_prompt_tokens counts the prompt
     after the chat template. Broken rows are logged as "FILE:LINE: why". Raises DataError if the source, its columns or
     its JSON cannot be read, if the tokenizer has no chat template, and if no prompt remains.
@@ -199,7 +201,9 @@ def load_prompts(
         raise DataError("the tokenizer has no chat template: take an instruction-tuned model, or set one")
     rows = list(read_rows(source, split))
     prompt_columns = choose_columns(rows, prompt_column, PROMPT_COLUMNS, what="prompt", source=source)
-    answer_columns = choose_columns(rows, answer_column, ANSWER_COLUMNS, what="answer", source=source)
+    answer_columns = (
+        [] if whole_rows else choose_columns(rows, answer_column, ANSWER_COLUMNS, what="answer", source=source)
+    )
     prompts, seen = [], set()
     counts = {"read": len(rows), "kept": 0, "bad_row": 0, "gold_unreadable": 0, "duplicate": 0, "too_long": 0}
 
@@ -214,7 +218,7 @@ def load_prompts(
             if (key := normalise(problem)) in seen:
                 counts["duplicate"] += 1
                 continue
-            gold = find_gold(row, answer_columns)
+            gold = row if whole_rows else find_gold(row, answer_columns)
         except GoldError as error:
             drop("gold_unreadable", where, error)
             continue

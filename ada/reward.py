@@ -24,12 +24,14 @@ import sys
 import time
 from pathlib import Path
 
+from ada import UserError
 from ada.answers import GoldError, is_right, last_boxed, read_gold, too_long
 
-__all__ = ["GoldError", "Scorer", "grade", "last_boxed", "read_gold"]
+__all__ = ["GoldError", "RewardError", "Scorer", "grade", "last_boxed", "read_gold"]
 
 MAX_MESSAGE_BYTES = 200_000  # a response with its gold; it must fit into a socket's buffer
 IN_FLIGHT = 16  # answers that wait in a worker's socket: about 50 ms of work, as long as an engine step
+FAILURES = ("timeout", "memory", "crash", "too_long")  # why an answer was wrong without having been compared
 REMEMBERED = 100_000  # verdicts kept, oldest forgotten first
 
 
@@ -125,6 +127,10 @@ class _Grader:
         self.process.wait()
 
 
+class RewardError(UserError):
+    """There is no such reward, or the module with it does not load."""
+
+
 class Scorer:
     r"""Grades responses in worker processes while the caller does something else.
 
@@ -141,7 +147,7 @@ class Scorer:
 
     def __init__(self, workers: int = 1, *, reward: str = "math", time_limit_sec=5.0, memory_limit_bytes=1 << 30):
         if reward != "math" and not re.fullmatch(r"[\w.]+:\w+", reward):
-            raise ValueError(f'reward is "math" or "module:function", not {reward!r}')
+            raise RewardError(f"--reward {reward}: must be math or MODULE:FUNCTION")
         self.failures: collections.Counter = collections.Counter()
         self._math = reward == "math"
         self._arguments = [reward, str(time_limit_sec), str(memory_limit_bytes)]
@@ -151,6 +157,11 @@ class Scorer:
         self._waiting: dict = {}  # pair -> the keys that wait for its verdict
         self._verdicts: dict = {}  # pair -> "true", "false" or the cause of a failure
         self._killers: dict = {}  # answer -> cause: what ended a worker isn't tried again, whatever the gold
+
+    def wait_until_ready(self) -> None:
+        """Until every worker has imported what it needs, about a second. Raises RewardError if one cannot."""
+        while not all(grader.ready for grader in self._graders):
+            self._receive(None)
 
     def submit(self, key, response: str, gold) -> None:
         """Have a response graded; key (any object) comes back from poll with the verdict. Takes microseconds."""
@@ -172,7 +183,7 @@ class Scorer:
         """(key, correct) of what has been graded since the last poll.
 
         timeout: seconds to wait for at least one; 0 doesn't wait, None waits as long as it takes. Nothing submitted,
-        nothing waited for. Raises RuntimeError if a worker cannot start.
+        nothing waited for. Raises RewardError if a worker cannot start.
         """
         deadline = None if timeout is None else time.monotonic() + timeout
         while True:
@@ -237,7 +248,9 @@ class Scorer:
         """A worker has gone itself (killed from outside): the answer it was on is wrong, the others are asked again."""
         grader.close()
         if not grader.ready:
-            raise RuntimeError(f"a grader could not start: {' '.join(self._arguments)}; its error is printed above")
+            raise RewardError(
+                f"--reward {self._arguments[0]}: a grader could not start; its own error is printed above"
+            )
         if grader.asked:
             self._finish(grader.asked.popleft(), "crash")
         self._queue.extendleft(reversed(grader.asked))

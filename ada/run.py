@@ -20,6 +20,7 @@ from tqdm import tqdm
 
 from ada import UserError, checkpoint
 from ada.plot import plot_runs, read_metrics
+from ada.reward import FAILURES, Scorer
 from ada.sampler import Group, Pool, Sample
 from ada.trainer import Ranks, Trainer
 
@@ -245,6 +246,13 @@ class SamplingBar:
 
     def __exit__(self, *_) -> None:
         self.bar.close()
+
+
+def grading_failures(scorer: Scorer, ranks: Ranks) -> dict[str, int]:
+    """Responses of all ranks since the last call that were wrong because grading them failed, by cause."""
+    everybody = ranks.gather([dict(scorer.failures)])
+    scorer.failures.clear()
+    return {f"grading/{cause}": sum(failures.get(cause, 0) for failures in everybody) for cause in FAILURES}
 
 
 def memory_in_use(device: torch.device) -> dict[str, float]:

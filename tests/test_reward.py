@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 import ada.answers
 import ada.reward
 from ada.answers import is_right, tidy
-from ada.reward import GoldError, Scorer, grade, last_boxed, read_gold
+from ada.reward import GoldError, RewardError, Scorer, grade, last_boxed, read_gold
 
 DATA = Path(__file__).parent / "data"
 PROJECT = Path(__file__).parent.parent
@@ -421,11 +421,11 @@ def test_a_worker_killed_from_outside_is_replaced():
 
 
 def test_a_reward_that_cannot_be_imported_is_an_error(capfd):
-    with Scorer(reward="no_such_module:reward") as scorer, pytest.raises(RuntimeError, match="no_such_module:reward"):
+    with Scorer(reward="no_such_module:reward") as scorer, pytest.raises(RewardError, match="no_such_module:reward"):
         scorer.submit(0, "x", "x")
         scorer.poll(30)
     assert "no_such_module" in capfd.readouterr().err
-    with pytest.raises(ValueError, match="module:function"):
+    with pytest.raises(RewardError, match="MODULE:FUNCTION"):
         Scorer(reward="maths")
 
 
@@ -447,7 +447,7 @@ def test_close_ends_busy_workers_and_what_they_started(tmp_path):
 @pytest.mark.parametrize("answer", ["sleep 60", "fine"])  # busy and idle workers
 def test_killing_the_parent_leaves_no_process(answer):
     script = f"""
-        from ada.reward import Scorer
+        from ada.reward import RewardError, Scorer
         scorer = Scorer(workers=2, reward={OBEY!r}, time_limit_sec=60)
         for key in range(2):
             scorer.submit(key, "fine", {{"answer": str(key)}})
@@ -479,7 +479,7 @@ def test_a_parent_with_torch_and_threads_is_not_forked():
         threading.Thread(target=time.sleep, args=(60,), daemon=True).start()
         torch.ones(500, 500) @ torch.ones(500, 500)
         os.chdir("/")
-        from ada.reward import Scorer
+        from ada.reward import RewardError, Scorer
         with Scorer() as scorer:
             scorer.submit("key", r"\boxed{2}", 2)
             assert scorer.poll(60) == [("key", True)]

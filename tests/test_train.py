@@ -190,6 +190,7 @@ def test_impossible_options_are_named(option, message, bad_files):
         ("--prompts_per_step=5000", "a batch of 5000 prompts from 1024"),
         ("--max_response_tokens=100000", "max_prompt_tokens + max_response_tokens is 100032"),
         ("--wandb", "wandb is not installed"),
+        ("--reward=best", "--reward best: must be math or MODULE:FUNCTION"),
     ],
 )
 def test_bad_input_is_one_clear_line(option, message, bad_files, toy_folder):
