@@ -27,6 +27,7 @@ Known limits:
 import ast
 import functools
 import logging
+import math
 import re
 import unicodedata
 
@@ -360,7 +361,14 @@ def _readable(text: str) -> bool:
     return r"\ldots" in text or _parse(text) is not None
 
 
+_TOWER = re.compile(r"\^\{?(\d+)\^\{?(\d+)")  # the parser itself evaluates \gcd(10^{10^8},6)
+
+
 def _verify(gold: str, answer: str) -> bool:
+    if any(
+        int(power[:9]) * math.log10(int(base) or 1) > math.log10(MAX_EXPONENT) for base, power in _TOWER.findall(answer)
+    ):
+        return False
     gold, answer = _parse(gold), _parse(answer)
     if gold is None or answer is None or _huge(answer):
         return False

