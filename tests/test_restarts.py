@@ -26,6 +26,11 @@ def start(out, *options, ranks=0):
     )
 
 
+def hooked(script, arguments):
+    """The same command with one of tests/scripts, which runs train.py with a fault put into it."""
+    return [f"tests/scripts/{script}" if argument == "train.py" else argument for argument in arguments]
+
+
 def wait_for_lines(path, count, process, timeout=120):
     deadline = time.monotonic() + timeout
     while not path.exists() or path.read_bytes().count(b"\n") < count:
@@ -96,24 +101,10 @@ def test_five_steps_on_several_ranks(ranks, tmp_path, toy_folder):
     assert norms[0] == pytest.approx(norms[1], rel=1e-4)
 
 
-CRASH = """
-import os, train
-original = train.make_groups
-def broken(*args, step, **options):
-    if step == 2 and os.environ["RANK"] == "1":
-        raise RuntimeError("rank 1 has had enough")
-    return original(*args, step=step, **options)
-train.make_groups = broken
-train.main()
-"""
-
-
 @pytest.mark.slow
 def test_an_exception_on_one_rank_ends_all(tmp_path, toy_folder):
     """With its message, within a minute, without a checkpoint of the broken step, without orphans."""
-    (tmp_path / "crash.py").write_text(CRASH)
-    arguments = command(tmp_path, "--steps=9", "--save_every=1", ranks=2)
-    arguments[arguments.index("train.py")] = str(tmp_path / "crash.py")
+    arguments = hooked("crash.py", command(tmp_path, "--steps=9", "--save_every=1", ranks=2))
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
     process = subprocess.Popen(
         arguments,
@@ -173,3 +164,22 @@ def test_a_full_disk_keeps_older_checkpoints(tmp_path, toy_folder):
     assert sorted(path.name for path in (run / "checkpoints").iterdir()) == ["step-000002"]
     assert launch(tmp_path, *options).returncode == 0
     assert [row["step"] for row in read(run / "metrics.jsonl")] == [0, 1, 2, 3, 4]
+
+
+@pytest.mark.slow
+def test_hostile_responses_hardly_slow_a_run(tmp_path, toy_folder):
+    """5% of responses are towers, huge sums and broken text: all graded wrong, counted, within 1.3x of the time."""
+    options = ("--steps=40", "--prompts_per_step=128", "--eval_every=100", "--log_prompts=0")
+    assert launch(tmp_path / "kind", *options).returncode == 0
+    arguments = hooked("hostile.py", command(tmp_path / "hostile", *options))
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
+    done = subprocess.run(arguments, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=500)
+    assert done.returncode == 0, done.stderr
+    kind, hostile = (read(tmp_path / name / "toy-balance-seed0/metrics.jsonl")[1:] for name in ("kind", "hostile"))
+    samples, hostile_samples = (sum(row["sampling/samples"] for row in rows) for rows in (kind, hostile))
+    failures = {key: sum(row[key] for row in hostile) for key in hostile[0] if key.startswith("grading/")}
+    seconds = [sum(row["time/step"] for row in rows) for rows in (kind, hostile)]
+    print(f"{seconds[0]:.0f} s, with hostile responses {seconds[1]:.0f} s; {hostile_samples} samples, {failures}")
+    assert failures["grading/too_long"] > 0.005 * hostile_samples
+    assert failures["grading/timeout"] > 0
+    assert seconds[1] / hostile_samples < 1.3 * seconds[0] / samples

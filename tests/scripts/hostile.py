@@ -1,0 +1,19 @@
+"""train.py with 5% of the engine's responses replaced by answers that a grader may hang on."""
+
+import ada.engine
+import train
+from ada.sampler import seed_of
+from bench.reward import HOSTILE
+
+original = ada.engine.Engine.poll
+
+
+def poll(self):
+    for key, tokens, logprobs, text, truncated in original(self):
+        if seed_of(key, tokens) % 20 == 0:
+            text = rf"\boxed{{{[*HOSTILE, chr(0) + chr(0xD800)][seed_of(key) % (len(HOSTILE) + 1)]}}}"
+        yield key, tokens, logprobs, text, truncated
+
+
+ada.engine.Engine.poll = poll
+train.main()
