@@ -23,14 +23,13 @@ from pathlib import Path
 from typing import Literal
 
 import torch.distributed as dist
-import yaml
 from tqdm import tqdm
-from transformers import HfArgumentParser
 from transformers.utils import logging as transformers_logging
 
-from ada import UserError, one_line, toy
+from ada import UserError, toy
 from ada.data import batch, describe, load_prompts, load_tokenizer, shared_queue
 from ada.eval import evaluate
+from ada.options import OptionError, parse_options
 from ada.reward import Scorer
 from ada.run import Clock, Run, SamplingBar, grading_failures, memory_in_use
 from ada.sampler import Prompt, by_row, exit_balance, exit_fixed, exit_pos, make_groups, sample_adaptively, summarise
@@ -99,29 +98,30 @@ class Config:
     log_prompts: int = option(2, "prompts per step whose responses go to samples.jsonl")
     seed: int = option(0, "everything random derives from it")
     out: str = option("out", "folder of all runs")
-    name: str = option("", "this run's folder in it; by default CONFIG-SAMPLER-seedSEED")
+    name: str = option("", "this run's folder in it; by default CONFIG-SAMPLER-seedSEED, without a config MODEL-...")
     wandb: bool = option(False, "log to Weights & Biases, too, if it is installed")
     config: str = option("", "YAML file of options")
 
     def __post_init__(self):
-        self.name = self.name or f"{Path(self.config).stem or 'toy'}-{self.sampler}-seed{self.seed}"
+        what = Path(self.config).stem or ("toy" if self.model.startswith("toy-") else Path(self.model).name)
+        self.name = self.name or f"{what}-{self.sampler}-seed{self.seed}"
         if self.sampler == "grpo":
             self.round_size, self.max_rounds = self.group_size, 1
 
     def check(self) -> None:
-        """Raise ConfigError on a value that cannot be, naming the option."""
+        """Raise OptionError on a value that cannot be, naming the option."""
         for least, names in AT_LEAST.items():
             for name in names.split():
                 if not getattr(self, name) >= least:
-                    raise ConfigError(f"--{name} {getattr(self, name)}: must be at least {least}")
+                    raise OptionError(f"--{name} {getattr(self, name)}: must be at least {least}")
         for name in ("temperature", "max_grad_norm", "gpu_memory_share"):
             if not getattr(self, name) > 0:
-                raise ConfigError(f"--{name} {getattr(self, name)}: must be above 0")
+                raise OptionError(f"--{name} {getattr(self, name)}: must be above 0")
         for name in ("eps_low", "gpu_memory_share"):
             if not getattr(self, name) < 1:
-                raise ConfigError(f"--{name} {getattr(self, name)}: must be below 1")
+                raise OptionError(f"--{name} {getattr(self, name)}: must be below 1")
         if self.group_size > self.round_size * self.max_rounds:
-            raise ConfigError(
+            raise OptionError(
                 f"--group_size {self.group_size}: --max_rounds {self.max_rounds} of --round_size {self.round_size} "
                 f"give only {self.round_size * self.max_rounds} responses"
             )
@@ -135,53 +135,6 @@ AT_LEAST = {
 }
 # What may differ when a run is continued: it changes how long and how it is watched, not what is learnt.
 MAY_CHANGE = ("steps", "save_every", "keep_checkpoints", "wandb", "config", "graders", "out")
-
-
-class ConfigError(UserError):
-    """An option that does not exist or cannot be."""
-
-
-def parse_config(argv: list[str]) -> Config:
-    """Options from --config FILE, then from the command line on top of it.
-
-    Raises:
-        ConfigError: naming file, line and option.
-    """
-    parser = HfArgumentParser(Config, description=__doc__.split("\n")[0], allow_abbrev=False)
-    parser.error = fail  # one line instead of the whole usage
-    file = parser.parse_known_args(argv)[0].config
-    arguments = read_yaml(file) + argv if file else argv
-    config, unknown = parser.parse_args_into_dataclasses(
-        arguments, look_for_args_file=False, return_remaining_strings=True
-    )
-    if unknown:
-        fail(f"unknown option {unknown[0]}")
-    config.check()
-    return config
-
-
-def fail(message: str):
-    raise ConfigError(message)
-
-
-def read_yaml(path: str) -> list[str]:
-    """A flat YAML file of options as command-line arguments, so that both are checked alike."""
-    try:
-        document = yaml.compose(Path(path).read_text())
-    except OSError as error:
-        raise ConfigError(f"--config {path}: {error.strerror}") from error
-    except yaml.YAMLError as error:
-        raise ConfigError(f"--config {path}: {one_line(error)}") from error
-    names = {f.name for f in dataclasses.fields(Config)}
-    arguments = []
-    for key, value in document.value if document else []:
-        where = f"{path}:{key.start_mark.line + 1}"
-        if key.value not in names:
-            raise ConfigError(f"{where}: unknown option {key.value}")
-        if not isinstance(value, yaml.ScalarNode):
-            raise ConfigError(f"{where}: {key.value}: must be a single value")
-        arguments.append(f"--{key.value}={value.value}")
-    return arguments
 
 
 # ----------------------------------------------------------------------------------------------------------------
@@ -341,7 +294,7 @@ def main() -> None:
     transformers_logging.disable_progress_bar()
     code = 0
     try:
-        train(parse_config(sys.argv[1:]))
+        train(parse_options(Config, sys.argv[1:]))
     except UserError as error:
         print(f"[rank {os.environ.get('RANK', 0)}] error: {error}", file=sys.stderr)
         code = 1

@@ -26,6 +26,7 @@ from ada.trainer import Ranks, Trainer
 
 GAP_WARNING = 0.05  # nats; bf16 kernels that differ make about 0.01, a wrong temperature or stale weights far more
 TRUNCATED_WARNING = 0.5
+SAME_INTERRUPT_SEC = 2
 
 
 class RunError(UserError):
@@ -50,7 +51,7 @@ class Run:
         self.ranks = ranks
         self.keep = keep
         self.introduced = False
-        self.interrupted = False
+        self.interrupted_at: float | None = None
         self.bars_off = None if ranks.rank == 0 else True  # None: only where somebody looks at a terminal
         self.wandb = _import_wandb() if wandb and ranks.rank == 0 else None
         self._refuse_other_options(may_change)
@@ -88,13 +89,15 @@ class Run:
             raise RunError(f"{self.path}: {error.strerror}") from error
 
     def _interrupt(self, number: int, _) -> None:
-        """Finish the step, save, leave. A second signal ends the process at once."""
-        self.interrupted = True
-        signal.signal(number, signal.SIG_DFL)
+        """Finish the step, save, leave; asked again, end at once. Ctrl-C under torchrun comes twice, and counts once."""
+        first, self.interrupted_at = self.interrupted_at, time.monotonic()
+        if first and self.interrupted_at - first > SAME_INTERRUPT_SEC:
+            signal.signal(number, signal.SIG_DFL)
+            signal.raise_signal(number)
 
     def should_stop(self) -> bool:
         """Has any rank been told to stop? On all ranks, at the same step."""
-        return any(self.ranks.gather([self.interrupted]))
+        return any(self.ranks.gather([self.interrupted_at is not None]))
 
     # ---- checkpoints
 

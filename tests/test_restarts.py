@@ -140,12 +140,16 @@ def test_nothing_outlives_a_killed_run(tmp_path, toy_folder):
 
 
 @pytest.mark.slow
-def test_sigterm_to_torchrun_saves(tmp_path, toy_folder):
-    """torchrun passes the signal on to its ranks; they agree on a step, save it and leave."""
+@pytest.mark.parametrize("ctrl_c", [False, True])
+def test_a_signal_to_torchrun_saves(ctrl_c, tmp_path, toy_folder):
+    """torchrun passes SIGTERM on to its ranks, Ctrl-C reaches them twice; they agree on a step, save it and leave."""
     process = start(tmp_path, "--steps=500", ranks=2)
     log = tmp_path / "toy-balance-seed0/metrics.jsonl"
     wait_for_lines(log, 3, process)
-    process.send_signal(signal.SIGTERM)
+    if ctrl_c:
+        os.killpg(process.pid, signal.SIGINT)
+    else:
+        process.send_signal(signal.SIGTERM)
     process.wait(60)
     newest = max((log.parent / "checkpoints").iterdir())
     assert newest.name == f"step-{read(log)[-1]['step']:06d}"

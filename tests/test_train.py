@@ -13,6 +13,7 @@ import pytest
 from safetensors.torch import load_file
 
 import train
+from ada.options import OptionError, parse_options
 
 ROOT = Path(__file__).parent.parent
 TINY = "--prompts_per_step 8 --eval_k 2 --eval_every 2 --save_every 2 --log_prompts 8".split()
@@ -152,6 +153,8 @@ def bad_files(tmp_path):
     (tmp_path / "broken.jsonl").write_text('{"problem": "1+1", "answer": "2"}\n{"problem": \n')
     (tmp_path / "options.yaml").write_text("steps: 3\ncolour: red\n")
     (tmp_path / "list.yaml").write_text("steps: [1, 2]\n")
+    (tmp_path / "value.yaml").write_text("steps: 3\nsampler: best\n")
+    (tmp_path / "prose.yaml").write_text("train it well\n")
     return tmp_path
 
 
@@ -168,12 +171,14 @@ def bad_files(tmp_path):
         ("--lr=nan", "--lr nan: must be at least 0"),
         ("--config={folder}/options.yaml", "options.yaml:2: unknown option colour"),
         ("--config={folder}/list.yaml", "list.yaml:1: steps: must be a single value"),
-        ("--config={folder}/none.yaml", "none.yaml: No such file"),
+        ("--config={folder}/value.yaml", "value.yaml:2: argument --sampler: invalid choice: 'best'"),
+        ("--config={folder}/prose.yaml", "prose.yaml: must be lines of the form OPTION: VALUE"),
+        ("--config={folder}/none.yaml", "none.yaml: [Errno 2] No such file"),
     ],
 )
 def test_impossible_options_are_named(option, message, bad_files):
-    with pytest.raises(train.ConfigError) as refused:
-        train.parse_config([option.format(folder=bad_files)])
+    with pytest.raises(OptionError) as refused:
+        parse_options(train.Config, [option.format(folder=bad_files)])
     assert message in str(refused.value)
     assert "\n" not in str(refused.value)
 
@@ -206,22 +211,24 @@ def test_bad_input_is_one_clear_line(option, message, bad_files, toy_folder):
 def test_options_from_yaml_and_command_line(tmp_path):
     """YAML first, command line on top; numbers in any notation; the run's name from both."""
     (tmp_path / "mine.yaml").write_text("lr: 1e-6\nsampler: pos\nnormalize_std: true\nseed: 3  # a remark\n")
-    config = train.parse_config([f"--config={tmp_path / 'mine.yaml'}", "--seed", "4", "--keep-checkpoints", "1"])
+    config = parse_options(
+        train.Config, [f"--config={tmp_path / 'mine.yaml'}", "--seed", "4", "--keep-checkpoints", "1"]
+    )
     assert (config.lr, config.sampler, config.normalize_std, config.seed) == (1e-6, "pos", True, 4)
     assert (config.keep_checkpoints, config.name) == (1, "mine-pos-seed4")
 
 
 def test_grpo_is_one_round_of_the_group(tmp_path):
-    config = train.parse_config(["--sampler=grpo", "--group_size=6"])
+    config = parse_options(train.Config, ["--sampler=grpo", "--group_size=6"])
     assert (config.round_size, config.max_rounds) == (6, 1)
 
 
 def test_every_config_is_valid():
     """The files in configs/ must not rot; toy.yaml says what the defaults are."""
     for path in sorted((ROOT / "configs").glob("*.yaml")):
-        config = train.parse_config([f"--config={path}"])
+        config = parse_options(train.Config, [f"--config={path}"])
         if path.stem == "toy":
-            assert dataclasses.replace(config, config="") == train.parse_config([])
+            assert dataclasses.replace(config, config="") == parse_options(train.Config, [])
 
 
 def test_no_option_collides_with_torchrun():
