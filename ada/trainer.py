@@ -136,13 +136,19 @@ def deal(rows: list[Row], world_size: int) -> list[list[Row]]:
 
 
 def cut(rows: list[Row], max_tokens: int) -> list[list[Row]]:
-    """Rows, longest first, into micro-batches of at most `max_tokens` tokens with padding; one row always fits."""
-    batches = []
+    """Rows, longest first, into micro-batches of at most `max_tokens` tokens, at most a tenth of them padding.
+
+    A row that is longer than that goes alone.
+    """
+    batches, n_tokens = [], 0  # n_tokens: of the last micro-batch, without padding
     for row in rows:
-        if batches and len(batches[-1][0].tokens) * (len(batches[-1]) + 1) <= max_tokens:
+        n_tokens += len(row.tokens)
+        padded = len(batches[-1][0].tokens) * (len(batches[-1]) + 1) if batches else 0  # if this row joined it
+        if batches and padded <= max_tokens and n_tokens >= 0.9 * padded:
             batches[-1].append(row)
         else:
             batches.append([row])
+            n_tokens = len(row.tokens)
     return batches
 
 
@@ -385,8 +391,10 @@ class Trainer:
         for micro_batches, _ in plans[1:]:  # after the first update the policy is no longer the one that sampled
             self._remember_old_logprobs(micro_batches)
 
-        tally = Tally(self.ranks.device)
-        grad_norms = [self._update_once(micro_batches, n_tokens, tally) for micro_batches, n_tokens in plans]
+        tally, grad_norms = Tally(self.ranks.device), []
+        for micro_batches, n_tokens in plans:
+            self._backward(micro_batches, n_tokens, tally)
+            grad_norms.append(self._step())
         if plans:
             self.schedule.step()
         return {
@@ -410,8 +418,8 @@ class Trainer:
         for batch in micro_batches:
             batch.old_logprobs_N, _ = self.policy(batch.tokens_BT, batch.is_response_BT)
 
-    def _update_once(self, micro_batches: list[MicroBatch], n_tokens: int, tally: "Tally") -> float:
-        """One optimiser step on one mini-batch; returns the global gradient norm before clipping."""
+    def _backward(self, micro_batches: list[MicroBatch], n_tokens: int, tally: Tally) -> None:
+        """Gradient of the loss of one mini-batch; `n_tokens` is the number of its response tokens on all ranks."""
         for batch in micro_batches:
             logprobs_N, entropy_N = self.policy(batch.tokens_BT, batch.is_response_BT)
             old_N = logprobs_N.detach() if batch.old_logprobs_N is None else batch.old_logprobs_N
@@ -422,6 +430,9 @@ class Trainer:
             loss_N = -(weights_N * objective_N + self.entropy_coef * entropy_N)
             (loss_N.sum() / n_tokens).backward()
             tally.add(loss_N, entropy_N, clip_high_N, clip_low_N, gap_N=(old_N - batch.engine_logprobs_N).abs())
+
+    def _step(self) -> float:
+        """One optimiser step; returns the global gradient norm before clipping."""
         norm = nn.utils.clip_grad_norm_(self.policy.parameters(), self.max_grad_norm)
         self.optimizer.step()
         self.optimizer.zero_grad()
