@@ -343,6 +343,9 @@ class Trainer:
         self.policy = Policy(lm, temperature, entropy_grad=entropy_coef != 0).train()
         self._shard(cpu_offload)
         self.optimizer = torch.optim.AdamW(self.policy.parameters(), lr=lr, weight_decay=weight_decay)
+        for weight in self.policy.parameters():  # as at its first step, or saving before that would count as one
+            moments = {name: torch.zeros_like(weight) for name in ("exp_avg", "exp_avg_sq")}
+            self.optimizer.state[weight] = {"step": torch.zeros(()), **moments}
         self.schedule = torch.optim.lr_scheduler.LambdaLR(
             self.optimizer, lambda iteration: min(1.0, (iteration + 1) / max(1, warmup_steps))
         )
