@@ -101,8 +101,10 @@ def export(folder: Path, trainer: Trainer, tokenizer) -> None:
     options = StateDictOptions(full_state_dict=True, cpu_offload=True)
     weights = get_model_state_dict(trainer.lm, options=options)
     if trainer.ranks.rank == 0:
-        weights = {name: weight.to(trainer.ranks.compute_dtype) for name, weight in weights.items()}
-        trainer.lm.save_pretrained(folder, state_dict=weights)
+        dtype = trainer.ranks.compute_dtype
+        trainer.lm.save_pretrained(folder, state_dict={name: weight.to(dtype) for name, weight in weights.items()})
+        trainer.lm.config.dtype = dtype  # save_pretrained wrote that of the fp32 master weights
+        trainer.lm.config.save_pretrained(folder)
         tokenizer.save_pretrained(folder)
 
 
