@@ -184,13 +184,11 @@ def head_logprobs(
     """
 
     def one_chunk(hidden_CH, head_VH, targets_C):
-        logits_CV = F.linear(hidden_CH, head_VH).float() / temperature
-        normaliser_C = logits_CV.logsumexp(-1)
-        logprobs_C = logits_CV.gather(-1, targets_C[:, None])[:, 0] - normaliser_C
+        # Few copies of [C, V] at once: in place where autograd allows, the dot product instead of a product and a sum.
+        logps_CV = F.linear(hidden_CH, head_VH).float().div_(temperature).log_softmax(-1)
+        logprobs_C = logps_CV.gather(-1, targets_C[:, None])[:, 0]
         with torch.set_grad_enabled(entropy_grad and torch.is_grad_enabled()):
-            # H = -sum p log p = log Z - sum p * logit
-            probs_CV = (logits_CV - normaliser_C[:, None]).exp()
-            entropy_C = normaliser_C - (probs_CV * logits_CV).sum(-1)
+            entropy_C = -torch.linalg.vecdot(logps_CV.exp(), logps_CV)  # H = -sum p log p
         return logprobs_C, entropy_C
 
     chunk = max(1, CHUNK_ELEMENTS // head_VH.shape[0])
