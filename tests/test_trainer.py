@@ -27,6 +27,7 @@ from transformers import AutoModelForCausalLM
 
 from ada import trainer as trainer_module
 from ada.trainer import (
+    Ranks,
     Row,
     Tally,
     clipped_objective,
@@ -452,6 +453,27 @@ def test_good_responses_become_likelier(ranks, model):
         trainer.update(GROUPS, seed=0, step=step)
     assert advantage_of_good() > before + 0.1
     assert all(not torch.equal(weight, weights[name]) for name, weight in weights_of(trainer).items())
+
+
+def test_bf16_compute_keeps_fp32_weights_that_a_step_of_1e_6_moves(ranks, model):
+    class Bf16Ranks(Ranks):  # as on a GPU
+        compute_dtype = torch.bfloat16
+
+    trainer = make_trainer(model, Bf16Ranks(**vars(ranks)), lr=1e-6, warmup_steps=0)
+    expected = make_trainer(model, ranks)
+    backward(trainer, GROUPS)
+    backward(expected, GROUPS)
+    assert distance(gradients_of(trainer), gradients_of(expected)) < 0.1
+    assert {weight.grad.dtype for weight in trainer.lm.parameters()} == {torch.float32}
+    before = weights_of(trainer)
+    trainer.update(GROUPS, seed=0, step=1)
+    for name, weight in weights_of(trainer).items():
+        assert weight.dtype == torch.float32
+        moved = (weight - before[name]).abs().max().item()
+        assert 0 < moved < 1e-5, name
+    assert {weight.dtype for _, weight in trainer.named_weights()} == {torch.bfloat16}
+    batch = collate(rows_of(GROUPS), ranks.device)
+    assert {tensor.dtype for tensor in trainer.policy(batch.tokens_BT, batch.is_response_BT)} == {torch.float32}
 
 
 @pytest.mark.parametrize("why", ["no groups", "all truncated"])
