@@ -207,6 +207,48 @@ def saved_once(ranks, model, tokenizer, tmp_path_factory) -> Path:
     return checkpoint.save(folder, trained(model, ranks), step=2, tokenizer=tokenizer, keep=2)
 
 
+class Killed(BaseException):
+    """Nothing catches it, so what was on the disk at that moment stays there."""
+
+
+@pytest.mark.parametrize(
+    ("where", "survivor"),
+    [
+        ("dcp.save", 2),
+        ("export", 2),
+        ("_write_synced", 2),
+        ("Path.rename", 2),  # complete, but under its temporary name
+        ("shutil.rmtree", 3),  # in place, the older one half deleted
+    ],
+)
+def test_a_kill_at_any_moment_leaves_a_complete_checkpoint(
+    ranks, model, tokenizer, saved_once, tmp_path, monkeypatch, where, survivor
+):
+    shutil.copytree(saved_once, tmp_path / "step-000002")
+    trainer = trained(model, ranks)
+    name = where.rpartition(".")[2]
+    owner = {"dcp.save": checkpoint.dcp, "Path.rename": Path, "shutil.rmtree": shutil}.get(where, checkpoint)
+    original = getattr(owner, name)
+
+    def killed(*arguments, **options):
+        if where == "Path.rename" and arguments[0].name != "step-000003.tmp":  # torch renames, too
+            return original(*arguments, **options)
+        if where == "shutil.rmtree":
+            (arguments[0] / "state" / ".metadata").unlink()
+        elif where in ("dcp.save", "_write_synced"):
+            original(*arguments, **options)
+        raise Killed
+
+    monkeypatch.setattr(owner, name, killed)
+    with pytest.raises(Killed):
+        checkpoint.save(tmp_path, trainer, step=3, tokenizer=tokenizer, keep=1)
+    monkeypatch.undo()
+    assert checkpoint.load(checkpoint.newest(tmp_path), make_trainer(model, ranks)) == survivor
+
+    checkpoint.save(tmp_path, trainer, step=4, tokenizer=tokenizer, keep=1)  # and the next one cleans up
+    assert [path.name for path in tmp_path.iterdir()] == ["step-000004"]
+
+
 @contextmanager
 def disk_full_after(n_bytes: int):
     """No file can grow beyond `n_bytes`. To the writer it is a full disk with another error number."""
