@@ -6,10 +6,12 @@
 
 A checkpoint is written under a temporary name, `complete.json` last, then renamed. So a kill at any moment leaves the
 older ones untouched and nothing that looks like a newer one. `state/` may be loaded by another number of ranks.
+What a kill leaves behind ends in .tmp, is never read, and goes when the next checkpoint is written.
 """
 
 import json
 import os
+import re
 import shutil
 from pathlib import Path
 
@@ -33,8 +35,7 @@ class CheckpointError(UserError):
 
 def newest(folder: Path) -> Path | None:
     """The complete checkpoint of the highest step, or None."""
-    complete = [path.parent for path in folder.glob(f"step-*/{MARKER}") if path.parent.suffix != ".tmp"]
-    return max(complete, key=lambda path: int(path.name.removeprefix("step-")), default=None)
+    return max(_complete(folder), key=_step, default=None)
 
 
 def save(folder: Path, trainer: Trainer, *, step: int, tokenizer, keep: int) -> Path:
@@ -48,7 +49,8 @@ def save(folder: Path, trainer: Trainer, *, step: int, tokenizer, keep: int) -> 
     ranks = trainer.ranks
     try:
         if ranks.rank == 0:
-            shutil.rmtree(temporary, ignore_errors=True)
+            for leftover in folder.glob("step-*.tmp"):
+                shutil.rmtree(leftover)
             temporary.mkdir(parents=True)
         ranks.barrier()
         model, optimizer = get_state_dict(trainer.lm, trainer.optimizer)
@@ -57,15 +59,16 @@ def save(folder: Path, trainer: Trainer, *, step: int, tokenizer, keep: int) -> 
         if ranks.rank == 0:
             marker = {"step": step, "schedule": trainer.schedule.state_dict()}
             _write_synced(temporary / MARKER, json.dumps(marker))
-            shutil.rmtree(final, ignore_errors=True)  # an older run's, or this step's from before a resume
+            if final.exists():  # incomplete, or this run would have continued from it
+                _delete(final)
             temporary.rename(final)
-            complete = sorted(path.parent for path in folder.glob(f"step-*/{MARKER}"))
-            for old in complete[:-keep] if keep else []:
-                shutil.rmtree(old)
-    except (OSError, dcp.api.CheckpointException) as error:
+            for old in sorted(_complete(folder), key=_step)[:-keep] if keep else []:
+                _delete(old)
+    except (Exception, dcp.api.CheckpointException) as error:  # safetensors' and tokenizers' are no OSErrors
+        free = _free_gib(folder)  # torch's own message for a full disk is hard to recognise
         if ranks.rank == 0:
             shutil.rmtree(temporary, ignore_errors=True)
-        raise CheckpointError(f"could not save {final}: {_reason(error)}") from error
+        raise CheckpointError(f"could not save {final} ({free:.1f} GiB free there): {_reason(error)}") from error
     ranks.barrier()
     return final
 
@@ -103,21 +106,49 @@ def export(folder: Path, trainer: Trainer, tokenizer) -> None:
         dtype = trainer.ranks.compute_dtype
         weights = {name: weight.to(dtype) for name, weight in weights.items() if name not in tied}
         trainer.lm.save_pretrained(folder, state_dict=weights)
+        trainer.lm.config.dtype = dtype  # save_pretrained wrote that of the fp32 master weights
+        trainer.lm.config.save_pretrained(folder)
         tokenizer.save_pretrained(folder)
 
 
 def cut_log(path: Path, step: int) -> None:
-    """Drop the lines of a JSONL log that come after `step`, and a half-written last one: they will be written again."""
+    """Drop the lines of a JSONL log that come after `step`, and a half-written last one: they will be written again.
+
+    Raises:
+        CheckpointError: the log could not be read or written; it is as it was.
+    """
     if not path.exists():
         return
-    kept = []
-    for line in path.read_text().splitlines(keepends=True):
-        if not line.endswith("\n") or json.loads(line)["step"] > step:
-            break
-        kept.append(line)
-    temporary = path.with_suffix(".tmp")
-    _write_synced(temporary, "".join(kept))
-    temporary.replace(path)
+    try:
+        kept = []
+        for line in path.read_text().splitlines(keepends=True):
+            if not line.endswith("\n") or json.loads(line)["step"] > step:
+                break
+            kept.append(line)
+        temporary = path.with_suffix(".tmp")
+        _write_synced(temporary, "".join(kept))
+        temporary.replace(path)
+    except (OSError, KeyError, ValueError) as error:
+        raise CheckpointError(f"could not cut {path} back to step {step}: {_reason(error)}") from error
+
+
+def _complete(folder: Path) -> list[Path]:
+    return [path.parent for path in folder.glob(f"step-*/{MARKER}") if re.fullmatch(r"step-\d+", path.parent.name)]
+
+
+def _step(path: Path) -> int:
+    return int(path.name.removeprefix("step-"))
+
+
+def _delete(path: Path) -> None:
+    """Out of sight first: a kill must not leave half a checkpoint with its marker."""
+    out_of_sight = path.rename(path.with_suffix(".old.tmp"))
+    shutil.rmtree(out_of_sight)
+
+
+def _free_gib(folder: Path) -> float:
+    existing = next(path for path in (folder, *folder.absolute().parents) if path.exists())
+    return shutil.disk_usage(existing).free / 2**30
 
 
 def _write_synced(path: Path, text: str) -> None:
@@ -128,7 +159,8 @@ def _write_synced(path: Path, text: str) -> None:
 
 
 def _reason(error: BaseException) -> str:
-    """A line. torch's own message is a page: every rank's traceback."""
+    """Kind and message, on one line; of a failure on several ranks, those of the first."""
     if isinstance(error, dcp.api.CheckpointException):
-        error, _ = next(iter(error.failures.values()))
-    return one_line(error)
+        rank, (error, _) = min(error.failures.items())
+        return f"rank {rank}: {_reason(error)}"
+    return f"{type(error).__name__}: {one_line(error)}"

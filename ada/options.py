@@ -37,7 +37,7 @@ def _refuse(message: str):
 
 
 def _read_yaml(path: str, parser: HfArgumentParser) -> list[str]:
-    """A flat YAML file as command-line arguments, so that both are checked alike, 1e-6 too, which YAML takes for text."""
+    """A flat YAML file as command-line arguments, so that both are checked alike (and 1e-6 is a number)."""
     try:
         document = yaml.compose(Path(path).read_text())
     except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:

@@ -89,7 +89,7 @@ class Run:
             raise RunError(f"{self.path}: {error.strerror}") from error
 
     def _interrupt(self, number: int, _) -> None:
-        """Finish the step, save, leave; asked again, end at once. Ctrl-C under torchrun comes twice, and counts once."""
+        """Finish the step, save, leave; asked again, end at once. Ctrl-C under torchrun comes twice, counts once."""
         first, self.interrupted_at = self.interrupted_at, time.monotonic()
         if first and self.interrupted_at - first > SAME_INTERRUPT_SEC:
             signal.signal(number, signal.SIG_DFL)

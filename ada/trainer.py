@@ -30,6 +30,7 @@ from torch.distributed.fsdp import CPUOffloadPolicy, MixedPrecisionPolicy, Offlo
 from torch.utils.checkpoint import checkpoint
 from transformers import AutoModelForCausalLM
 
+from ada import UserError
 from ada.sampler import Group, seed_of
 
 CHUNK_ELEMENTS = 1 << 26  # most logits that exist at once: 256 MiB in fp32
@@ -137,13 +138,19 @@ def deal(rows: list[Row], world_size: int) -> list[list[Row]]:
 
 
 def cut(rows: list[Row], max_tokens: int) -> list[list[Row]]:
-    """Rows, longest first, into micro-batches of at most `max_tokens` tokens with padding; one row always fits."""
-    batches = []
+    """Rows, longest first, into micro-batches of at most `max_tokens` tokens, at most a tenth of them padding.
+
+    A row that is longer than that goes alone.
+    """
+    batches, n_tokens = [], 0  # n_tokens: of the last micro-batch, without padding
     for row in rows:
-        if batches and len(batches[-1][0].tokens) * (len(batches[-1]) + 1) <= max_tokens:
+        n_tokens += len(row.tokens)
+        padded = len(batches[-1][0].tokens) * (len(batches[-1]) + 1) if batches else 0  # if this row joined it
+        if batches and padded <= max_tokens and n_tokens >= 0.9 * padded:
             batches[-1].append(row)
         else:
             batches.append([row])
+            n_tokens = len(row.tokens)
     return batches
 
 
@@ -179,13 +186,11 @@ def head_logprobs(
     """
 
     def one_chunk(hidden_CH, head_VH, targets_C):
-        logits_CV = F.linear(hidden_CH, head_VH).float() / temperature
-        normaliser_C = logits_CV.logsumexp(-1)
-        logprobs_C = logits_CV.gather(-1, targets_C[:, None])[:, 0] - normaliser_C
+        # Few copies of [C, V] at once: in place where autograd allows, the dot product instead of a product and a sum.
+        logps_CV = F.linear(hidden_CH, head_VH).float().div_(temperature).log_softmax(-1)
+        logprobs_C = logps_CV.gather(-1, targets_C[:, None])[:, 0]
         with torch.set_grad_enabled(entropy_grad and torch.is_grad_enabled()):
-            # H = -sum p log p = log Z - sum p * logit
-            probs_CV = (logits_CV - normaliser_C[:, None]).exp()
-            entropy_C = normaliser_C - (probs_CV * logits_CV).sum(-1)
+            entropy_C = -torch.linalg.vecdot(logps_CV.exp(), logps_CV)  # H = -sum p log p
         return logprobs_C, entropy_C
 
     chunk = max(1, CHUNK_ELEMENTS // head_VH.shape[0])
@@ -195,6 +200,17 @@ def head_logprobs(
     ]
     logprobs, entropies = zip(*results, strict=True)
     return torch.cat(logprobs), torch.cat(entropies)
+
+
+def _check_head(lm: nn.Module) -> None:
+    """Raise UserError for a head that does more than multiply: `head_logprobs` would be silently wrong."""
+    extras = [
+        name for name in ("final_logit_softcapping", "logit_scale", "logits_scaling") if getattr(lm.config, name, 0)
+    ]
+    if lm.lm_head.bias is not None or extras:
+        raise UserError(
+            f"{lm.config._name_or_path}: its head has {', '.join(extras) or 'a bias'}, which the update lacks"
+        )
 
 
 class Policy(nn.Module):
@@ -333,11 +349,15 @@ class Trainer:
         self.drop_truncated = drop_truncated
 
         lm = AutoModelForCausalLM.from_pretrained(folder, dtype="auto", attn_implementation="sdpa")
+        _check_head(lm)
         if activation_checkpointing:
             lm.gradient_checkpointing_enable({"use_reentrant": False})
         self.policy = Policy(lm, temperature, entropy_grad=entropy_coef != 0).train()
         self._shard(cpu_offload)
         self.optimizer = torch.optim.AdamW(self.policy.parameters(), lr=lr, weight_decay=weight_decay)
+        for weight in self.policy.parameters():  # as at its first step, or saving before that would count as one
+            moments = {name: torch.zeros_like(weight) for name in ("exp_avg", "exp_avg_sq")}
+            self.optimizer.state[weight] = {"step": torch.zeros(()), **moments}
         self.schedule = torch.optim.lr_scheduler.LambdaLR(
             self.optimizer, lambda iteration: min(1.0, (iteration + 1) / max(1, warmup_steps))
         )
@@ -386,8 +406,10 @@ class Trainer:
         for micro_batches, _ in plans[1:]:  # after the first update the policy is no longer the one that sampled
             self._remember_old_logprobs(micro_batches)
 
-        tally = Tally(self.ranks.device)
-        grad_norms = [self._update_once(micro_batches, n_tokens, tally) for micro_batches, n_tokens in plans]
+        tally, grad_norms = Tally(self.ranks.device), []
+        for micro_batches, n_tokens in plans:
+            self._backward(micro_batches, n_tokens, tally)
+            grad_norms.append(self._step())
         if plans:
             self.schedule.step()
         return {
@@ -411,8 +433,8 @@ class Trainer:
         for batch in micro_batches:
             batch.old_logprobs_N, _ = self.policy(batch.tokens_BT, batch.is_response_BT)
 
-    def _update_once(self, micro_batches: list[MicroBatch], n_tokens: int, tally: "Tally") -> float:
-        """One optimiser step on one mini-batch; returns the global gradient norm before clipping."""
+    def _backward(self, micro_batches: list[MicroBatch], n_tokens: int, tally: Tally) -> None:
+        """Gradient of the loss of one mini-batch; `n_tokens` is the number of its response tokens on all ranks."""
         for batch in micro_batches:
             logprobs_N, entropy_N = self.policy(batch.tokens_BT, batch.is_response_BT)
             old_N = logprobs_N.detach() if batch.old_logprobs_N is None else batch.old_logprobs_N
@@ -423,6 +445,9 @@ class Trainer:
             loss_N = -(weights_N * objective_N + self.entropy_coef * entropy_N)
             (loss_N.sum() / n_tokens).backward()
             tally.add(loss_N, entropy_N, clip_high_N, clip_low_N, gap_N=(old_N - batch.engine_logprobs_N).abs())
+
+    def _step(self) -> float:
+        """One optimiser step; returns the global gradient norm before clipping."""
         norm = nn.utils.clip_grad_norm_(self.policy.parameters(), self.max_grad_norm)
         self.optimizer.step()
         self.optimizer.zero_grad()
