@@ -58,7 +58,7 @@ def save(folder: Path, trainer: Trainer, *, step: int, tokenizer, keep: int) -> 
         export(temporary / "hf", trainer, tokenizer)
         if ranks.rank == 0:
             marker = {"step": step, "schedule": trainer.schedule.state_dict()}
-            _write_synced(temporary / MARKER, json.dumps(marker))
+            write_atomically(temporary / MARKER, json.dumps(marker))
             if final.exists():  # incomplete, or this run would have continued from it
                 _delete(final)
             temporary.rename(final)
@@ -125,11 +125,19 @@ def cut_log(path: Path, step: int) -> None:
             if not line.endswith("\n") or json.loads(line)["step"] > step:
                 break
             kept.append(line)
-        temporary = path.with_suffix(".tmp")
-        _write_synced(temporary, "".join(kept))
-        temporary.replace(path)
+        write_atomically(path, "".join(kept))
     except (OSError, KeyError, ValueError) as error:
         raise CheckpointError(f"could not cut {path} back to step {step}: {_reason(error)}") from error
+
+
+def write_atomically(path: Path, text: str) -> None:
+    """The file is the old one or the new one, whenever this process or the machine stops."""
+    temporary = path.with_name(path.name + ".tmp")
+    with temporary.open("w") as file:
+        file.write(text)
+        file.flush()
+        os.fsync(file.fileno())
+    temporary.replace(path)
 
 
 def _complete(folder: Path) -> list[Path]:
@@ -149,13 +157,6 @@ def _delete(path: Path) -> None:
 def _free_gib(folder: Path) -> float:
     existing = next(path for path in (folder, *folder.absolute().parents) if path.exists())
     return shutil.disk_usage(existing).free / 2**30
-
-
-def _write_synced(path: Path, text: str) -> None:
-    with path.open("w") as file:
-        file.write(text)
-        file.flush()
-        os.fsync(file.fileno())
 
 
 def _reason(error: BaseException) -> str:

@@ -80,7 +80,7 @@ class Run:
             self.path.mkdir(parents=True, exist_ok=True)
             self._lock = (self.path / ".lock").open("w")
             fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            (self.path / "config.json").write_text(json.dumps(self.options, indent=1) + "\n")
+            checkpoint.write_atomically(self.path / "config.json", json.dumps(self.options, indent=1) + "\n")
             if self.wandb:
                 self.wandb.init(project="reinforce-ada", name=self.path.name, config=self.options, dir=self.path)
         except BlockingIOError:

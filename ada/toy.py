@@ -213,7 +213,7 @@ def pretrain(model, tokenizer, task: Task, rng: random.Random, *, steps=350, bat
         optimizer, lambda step: min((step + 1) / 20, 1.0, 2 * (steps - step) / steps)
     )
     model.train()
-    for _ in (bar := trange(steps, desc="toy: pretraining", unit="step")):
+    for _ in (bar := trange(steps, desc="toy: pretraining", unit="step", mininterval=1)):
         problems = [draw_problem(rng) for _ in range(batch_size)]
         texts = [before + problem + after + work(problem, teacher) + "<eos>" for problem in problems]
         batch_BT = tokenizer(texts, padding=True, return_tensors="pt", add_special_tokens=False)
@@ -225,7 +225,7 @@ def pretrain(model, tokenizer, task: Task, rng: random.Random, *, steps=350, bat
         optimizer.step()
         optimizer.zero_grad()
         schedule.step()
-        bar.set_postfix(loss=f"{loss.item():.3f}")
+        bar.set_postfix_str(f"loss {loss.item():.3f}", refresh=False)
     model.eval()
 
 

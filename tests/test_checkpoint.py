@@ -216,7 +216,7 @@ class Killed(BaseException):
     [
         ("dcp.save", 2),
         ("export", 2),
-        ("_write_synced", 2),
+        ("write_atomically", 2),
         ("Path.rename", 2),  # complete, but under its temporary name
         ("shutil.rmtree", 3),  # in place, the older one half deleted
     ],
@@ -235,7 +235,7 @@ def test_a_kill_at_any_moment_leaves_a_complete_checkpoint(
             return original(*arguments, **options)
         if where == "shutil.rmtree":
             (arguments[0] / "state" / ".metadata").unlink()
-        elif where in ("dcp.save", "_write_synced"):
+        elif where in ("dcp.save", "write_atomically"):
             original(*arguments, **options)
         raise Killed
 
@@ -271,7 +271,7 @@ def test_a_full_disk_is_one_line_and_leaves_older_checkpoints(
     if stage == "tokenizer":
         monkeypatch.setattr(trainer.lm, "save_pretrained", lambda *_, **__: None)
     if stage == "marker":
-        monkeypatch.setattr(checkpoint, "_write_synced", _no_space)
+        monkeypatch.setattr(checkpoint, "write_atomically", _no_space)
     limit = {"state": 100_000, "model": 20_000, "tokenizer": 2_000, "marker": resource.RLIM_INFINITY}[stage]
     with (
         disk_full_after(limit),
