@@ -62,7 +62,7 @@ def _serve(connection: socket.socket, reward, time_limit_sec: float, memory_limi
     """Grade what comes until the scorer hangs up. The alarm has no handler: the kernel ends the process, even in C."""
     resource.setrlimit(resource.RLIMIT_AS, (memory_limit_bytes, memory_limit_bytes))
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
-    while message := connection.recv(2 * MAX_MESSAGE_BYTES):
+    while message := _receive(connection):
         gold, answer = json.loads(message)
         signal.setitimer(signal.ITIMER_REAL, time_limit_sec)
         try:
@@ -71,6 +71,13 @@ def _serve(connection: socket.socket, reward, time_limit_sec: float, memory_limi
             os._exit(_OUT_OF_MEMORY)
         signal.setitimer(signal.ITIMER_REAL, 0)
         connection.send(b"true" if correct else b"false")
+
+
+def _receive(connection: socket.socket) -> bytes:
+    """The next message; empty once the scorer has hung up, or was killed with verdicts unread."""
+    with contextlib.suppress(ConnectionError):
+        return connection.recv(2 * MAX_MESSAGE_BYTES)
+    return b""
 
 
 def _worker(reward: str, time_limit_sec: float, memory_limit_bytes: int) -> None:

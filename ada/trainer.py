@@ -448,7 +448,7 @@ class Trainer:
 
     def _step(self) -> float:
         """One optimiser step; returns the global gradient norm before clipping."""
-        norm = nn.utils.clip_grad_norm_(self.policy.parameters(), self.max_grad_norm)
+        norm = nn.utils.clip_grad_norm_(self.policy.parameters(), self.max_grad_norm, error_if_nonfinite=True)
         self.optimizer.step()
         self.optimizer.zero_grad()
         return norm.full_tensor().item()

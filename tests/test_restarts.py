@@ -6,12 +6,13 @@ import shutil
 import signal
 import subprocess
 import time
+from collections import Counter
 
 import pytest
 from test_train import ROOT, command, launch, read, weights, without_clock
 
 KILLS = int(os.environ.get("KILLS", 3))  # KILLS=20 for a longer siege
-EVERY_STEP_SAVED = ("--steps=12", "--save_every=1", "--eval_every=3")
+EVERY_STEP_SAVED = ("--steps=20", "--save_every=1", "--eval_every=5")
 
 
 def start(out, *options, ranks=0):
@@ -31,46 +32,54 @@ def hooked(script, arguments):
     return [f"tests/scripts/{script}" if argument == "train.py" else argument for argument in arguments]
 
 
-def wait_for_lines(path, count, process, timeout=120):
+def wait_until(condition, process, timeout=120):
     deadline = time.monotonic() + timeout
-    while not path.exists() or path.read_bytes().count(b"\n") < count:
+    while not condition():
         assert process.poll() is None, "it ended early"
         assert time.monotonic() < deadline, "no progress"
         time.sleep(0.01)
 
 
+def wait_for_lines(path, count, process):
+    wait_until(lambda: path.exists() and path.read_bytes().count(b"\n") >= count, process)
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize("ranks", [0, 2])
-def test_kill_9_at_random_moments(ranks, tmp_path, toy_folder):
+@pytest.mark.parametrize(("ranks", "kills"), [(0, KILLS), (2, 2)])
+def test_kill_9_at_random_moments(ranks, kills, tmp_path, toy_folder):
     """Whatever it was doing, the same command goes on and ends with the files of an uninterrupted run."""
     assert launch(tmp_path / "whole", *EVERY_STEP_SAVED, ranks=ranks).returncode == 0
     run, whole = tmp_path / "killed" / "toy-balance-seed0", tmp_path / "whole" / "toy-balance-seed0"
-    rng = random.Random(0)
-    saving = 0
-    for _ in range(KILLS if ranks == 0 else 2):
-        process = start(run.parent, *EVERY_STEP_SAVED, ranks=ranks)
-        log = run / "metrics.jsonl"
-        lines = log.read_bytes().count(b"\n") if log.exists() else 0
-        wait_for_lines(log, max(1, lines - 1), process)
-        time.sleep(rng.uniform(0, 1.5))
+    rng, phases = random.Random(0), []
+    arguments = hooked("phases.py", command(run.parent, *EVERY_STEP_SAVED, ranks=ranks))
+    phase = tmp_path / "phase"
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT), "PHASE_FILE": str(phase)}
+    while len(phases) < kills:
+        phase.unlink(missing_ok=True)
+        process = subprocess.Popen(
+            arguments, cwd=ROOT, env=environment, start_new_session=True, stdout=subprocess.DEVNULL
+        )
+        wait_until(lambda: phase.exists() and phase.read_text() not in ("", "sync"), process)  # it is in the loop
+        time.sleep(rng.uniform(0, 1))
+        target = ("sampling", "update", "saving", "between")[len(phases) % 4]
+        while process.poll() is None and phase.read_text() != target:
+            pass
+        time.sleep(rng.uniform(0, 0.03))
+        if process.poll() is not None:  # it got to its end before the kill: begin anew
+            shutil.rmtree(run)
+            continue
         os.killpg(process.pid, signal.SIGKILL)
         process.wait()
-        saving += any((run / "checkpoints").glob("*.tmp"))
-        if log.exists() and read_steps(log)[-1:] == [12]:  # it got to the end before the kill: begin anew
-            shutil.rmtree(run)
-    print(f"{saving} of the kills came while a checkpoint was being written")
+        phases.append(phase.read_text())
+    print(f"killed in: {Counter(phases)}")
     assert launch(run.parent, *EVERY_STEP_SAVED, ranks=ranks).returncode == 0
     exact = dict(rel=0, abs=0) if ranks == 0 else dict(rel=1e-4, abs=1e-5)
     pairs = zip(*(without_clock(read(folder / "metrics.jsonl")) for folder in (run, whole)), strict=True)
     assert all(one == pytest.approx(other, **exact) for one, other in pairs)
     assert (run / "samples.jsonl").read_text() == (whole / "samples.jsonl").read_text()
     tolerance = 0 if ranks == 0 else 1e-4
-    expected = weights(whole, 12)
-    assert all((value - expected[name]).abs().max() <= tolerance for name, value in weights(run, 12).items())
-
-
-def read_steps(log):
-    return [int(line.split(b",")[0].split(b":")[1]) for line in log.read_bytes().splitlines() if b"," in line]
+    expected = weights(whole, 20)
+    assert all((value - expected[name]).abs().max() <= tolerance for name, value in weights(run, 20).items())
 
 
 @pytest.mark.slow
