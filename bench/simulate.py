@@ -3,8 +3,8 @@
     python bench/simulate.py            # a quarter of a minute, no GPU, no model
 
 512 prompts, n = 4, as many as 32 responses each, on 1 to 64 ranks of 512 slots (bench/simulated.py says what a rank is
-and where the pass rates come from). `sample_adaptively` is the real one: the engine under it routes prompts to ranks and
-decides when a response is done. Four tables:
+and where the pass rates come from). `sample_adaptively` is the real one: the engine under it routes prompts to ranks,
+and decides when a response is done. Four tables:
 
   1. seconds of GRPO, and over them: synchronous rounds, ours with fixed shares of the prompts and with the shared
      queue, and the lower bound of ours (its tokens at the rate of full engines, at least its longest response alone)
