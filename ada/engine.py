@@ -156,7 +156,7 @@ class Engine:
         """
         if self.asleep:
             raise EngineError("the engine is asleep: sync() first")
-        finished = [output for output in self._core.step() if output.finished]
+        finished = [output for output in self._core.step() if output.finished and output.request_id in self._keys]
         if not finished:
             return []
         completions = [output.outputs[0] for output in finished]
@@ -172,13 +172,19 @@ class Engine:
             for output, completion, text in zip(finished, completions, texts, strict=True)
         ]
 
+    def abort(self, keys: Iterable[Key]) -> None:
+        """Give up on these responses, queued or running: poll will not return them."""
+        request_ids = [f"{row}/{index}" for row, index in keys]
+        self._core.abort_request(request_ids)
+        for request_id in request_ids:
+            del self._keys[request_id]
+
     def sleep(self) -> None:
         """Give the GPU's memory back: drop unfinished requests, the KV cache and the weights (level 2)."""
         if self.asleep:
             return
         # Put to sleep with live requests, vLLM would wait for them for ever.
-        self._core.abort_request(list(self._keys))
-        self._keys.clear()
+        self.abort(list(self._keys.values()))
         while self._core.has_unfinished_requests() or self._batch_in_flight():
             self._core.step()
         self.llm.sleep(level=2)

@@ -14,13 +14,14 @@ Three things hold throughout this file:
   - Every random draw has a seed of its own, computed from what it is for (`seed_of`), never from a shared
     stream. So one rank or eight, resumed or not, the same prompt gets the same responses.
 
-No torch and no vLLM in here: `engine` and `scorer` are whatever offers submit and poll (ada/engine.py,
-ada/reward.py, or the scripted ones in tests/test_sampler.py).
+No torch and no vLLM in here: `engine` and `scorer` are whatever offers submit and poll, and the engine abort
+(ada/engine.py, ada/reward.py, or the scripted ones in tests/test_sampler.py).
 """
 
 import hashlib
 import math
 import random
+from collections import deque
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, replace
 
@@ -156,11 +157,14 @@ def sample_adaptively(
     """Draw rounds of `round_size` responses per prompt until `exit_rule` holds or `max_rounds` are spent.
 
     There is no barrier between prompts: each one's next round is submitted as soon as its own round is complete
-    and graded, while the others' rounds are in flight beside it. The policy does not change meanwhile, so the
-    pools are distributed as in Algorithm 1, whose rounds all prompts take in step, but the engine never idles.
+    and graded, while the others' rounds are in flight beside it. And where the engine would have places to spare,
+    rounds begin before it is known whether they are needed; those that turn out not to be are dropped unseen. The
+    policy does not change meanwhile, and what a pool holds depends on its complete rounds alone, so the pools are
+    those of Algorithm 1, whose rounds all prompts take in step, but the engine never idles.
 
     Args:
-        engine: `capacity`, `submit(key, tokens, seed)`, `poll() -> [(key, tokens, logprobs, text, truncated)]`.
+        engine: `capacity`, `submit(key, tokens, seed)`, `poll() -> [(key, tokens, logprobs, text, truncated)]`,
+            `abort(keys)`.
         scorer: `submit(key, response, gold)`, `poll(timeout) -> [(key, correct)]`. A key is (row, index).
         prompts: any iterator. It is pulled only while the engine has room, so several ranks may share one queue.
         exit_rule: asked with (pool, n) after each complete round of a prompt, never in the middle of one.
@@ -175,50 +179,70 @@ def sample_adaptively(
     """
     prompts = iter(prompts)
     pools: dict[int, Pool] = {}
-    round_so_far: dict[int, list[Sample]] = {}  # graded samples of the current round; its keys are the active rows
+    begun: dict[int, int] = {}  # rounds submitted; its keys are the active rows
+    graded: dict[int, dict[int, Sample]] = {}  # row -> index -> sample, of rounds that are not complete yet
+    in_flight: set[tuple[int, int]] = set()  # keys that the engine owes us
     ungraded: dict[tuple[int, int], Sample] = {}
-    n_in_flight = 0  # responses that the engine owes us
+    early: deque[int] = deque()  # rows whose next round may begin early, those with the fewest rounds first
 
-    def submit_round(pool: Pool) -> None:
-        nonlocal n_in_flight
-        row, drawn = pool.prompt.row, len(pool.samples)
-        round_so_far[row] = []
-        for index in range(drawn, drawn + round_size):
-            engine.submit((row, index), pool.prompt.tokens, seed_of(purpose, seed, step, row, index))
-        n_in_flight += round_size
+    def begin_round(row: int) -> None:
+        first = begun[row] * round_size
+        begun[row] += 1
+        for index in range(first, first + round_size):
+            engine.submit((row, index), pools[row].prompt.tokens, seed_of(purpose, seed, step, row, index))
+            in_flight.add((row, index))
 
-    def finish_round(pool: Pool) -> None:
-        pool.samples += sorted(round_so_far.pop(pool.prompt.row), key=lambda sample: sample.index)
+    def finish_round(row: int) -> None:
+        """If the prompt's oldest round is complete: into the pool with it, and ask the rule."""
+        pool, first = pools[row], len(pools[row].samples)
+        if not all(index in graded[row] for index in range(first, first + round_size)):
+            return
+        pool.samples += [graded[row].pop(index) for index in range(first, first + round_size)]
         pool.rounds += 1
         pool.resolved = exit_rule(pool, n)
-        if not pool.resolved and pool.rounds < max_rounds:
-            submit_round(pool)
+        if pool.resolved or pool.rounds == max_rounds:
+            needless = {(row, index) for index in range(len(pool.samples), begun[row] * round_size)} & in_flight
+            if needless:
+                engine.abort(needless)
+                in_flight.difference_update(needless)
+            del begun[row], graded[row]
+        elif begun[row] == pool.rounds:
+            begin_round(row)
+        else:
+            finish_round(row)  # begun early, the next one may be complete as well
 
     while True:
         # New prompts, as long as the engine has room for them.
-        while n_in_flight < engine.capacity and (prompt := next(prompts, None)) is not None:
+        while len(in_flight) < engine.capacity and (prompt := next(prompts, None)) is not None:
             if prompt.row in pools:
                 raise ValueError(f"row {prompt.row} occurs twice in a batch")
-            pools[prompt.row] = Pool(prompt)
-            submit_round(pools[prompt.row])
-        if not n_in_flight and not ungraded:
+            pools[prompt.row], begun[prompt.row], graded[prompt.row] = Pool(prompt), 0, {}
+            begin_round(prompt.row)
+            early.append(prompt.row)
+        # None left, but room: rounds that may be needed.
+        while early and len(in_flight) + round_size <= engine.capacity:
+            row = early.popleft()
+            if begun.get(row, max_rounds) < max_rounds:
+                begin_round(row)
+                early.append(row)
+        if not in_flight and not ungraded:
             break
 
         # One step of the engine; what it finished goes to the graders, which are other processes.
-        for (row, index), tokens, logprobs, text, truncated in engine.poll() if n_in_flight else []:
-            n_in_flight -= 1
-            ungraded[row, index] = Sample(row, index, tokens, logprobs, text, truncated)
-            scorer.submit((row, index), text, pools[row].prompt.gold)
+        for key, tokens, logprobs, text, truncated in engine.poll() if in_flight else []:
+            in_flight.remove(key)
+            ungraded[key] = Sample(*key, tokens, logprobs, text, truncated)
+            scorer.submit(key, text, pools[key[0]].prompt.gold)
 
         # Verdicts, in any order. Wait for them only when there is nothing to generate.
-        for key, correct in scorer.poll(timeout=0 if n_in_flight else None):
+        for key, correct in scorer.poll(timeout=0 if in_flight else None):
             sample = ungraded.pop(key)
             sample.correct = correct
-            round_so_far[sample.row].append(sample)
-            if progress:
-                progress(len(round_so_far), sample)
-            if len(round_so_far[sample.row]) == round_size:
-                finish_round(pools[sample.row])
+            if sample.row in begun:  # else it was drawn early, and is not needed
+                graded[sample.row][sample.index] = sample
+                if progress:
+                    progress(len(begun), sample)
+                finish_round(sample.row)
 
     return sorted(pools.values(), key=by_row)
 

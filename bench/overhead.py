@@ -39,6 +39,9 @@ class FreeEngine:
     def poll(self) -> list:
         return [self.waiting.popleft() for _ in range(min(self.capacity, len(self.waiting)))]
 
+    def abort(self, keys) -> None:
+        assert not keys, "no prompt stops before its last round"
+
 
 class FreeScorer:
     """Only response 9 of a prompt is right, so that no prompt stops early and each gives a group."""

@@ -125,6 +125,22 @@ def test_seeded_responses_do_not_depend_on_the_batch(models, make_engine):
     assert sum(again[row] == together[row] for row in range(100)) < 50, "other seeds, other responses"
 
 
+def test_aborted_responses_do_not_come_back(models, make_engine):
+    """Rounds begun early are given up when they are not needed; their keys are used again in the next step."""
+    engine = make_engine(models["a"][0], 1.0)
+    prompts = some_prompts(8, engine.tokenizer)
+    all_of_them = generate(engine, prompts, range(8))
+    for row, prompt in enumerate(prompts):
+        engine.submit((row, 0), prompt, row)
+    done = {row: rest for (row, _), *rest in engine.poll()}
+    aborted = set(range(0, 8, 2)) - set(done)
+    engine.abort((row, 0) for row in aborted)
+    while len(done) < 8 - len(aborted):
+        done |= {row: rest for (row, _), *rest in engine.poll()}
+    assert aborted and done == {row: all_of_them[row] for row in set(range(8)) - aborted}
+    assert generate(engine, prompts, range(8)) == all_of_them
+
+
 def test_prompt_tokens_survive_and_text_is_decoded_without_special_tokens(models, make_engine):
     engine = make_engine(models["a"][0], 1.0)
     tokens, logprobs, text, _ = generate(engine, some_prompts(1, engine.tokenizer), [5])[0]

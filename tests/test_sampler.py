@@ -70,6 +70,10 @@ class FakeEngine:
             del self.in_flight[key]
         return [(key, [key[1]] * n, [-0.5] * n, text, n >= 20) for key, text, n in done]
 
+    def abort(self, keys):
+        for key in keys:
+            del self.in_flight[key]
+
 
 class FakeScorer:
     """Right is what is in the gold, a set of texts. With an rng it hands verdicts out late and in any order."""
@@ -349,6 +353,49 @@ def test_a_prompt_does_not_wait_for_the_others():
     order = []
     sample(make_prompts(2), engine=engine, progress=lambda active, s: order.append(s.row))
     assert order == [1] * 32 + [0] * 32
+
+
+def test_idle_places_begin_rounds_early():
+    """With 32 places and one prompt left, waiting for verdicts between its rounds would leave 24 of them empty."""
+    engine = FakeEngine(coin(0), capacity=32, steps=lambda key: 5)
+    n_running, poll = [], engine.poll
+
+    def watched():
+        n_running.append(len(engine.in_flight))
+        return poll()
+
+    engine.poll = watched
+    assert len(sample(make_prompts(1), engine=engine)[0].samples) == 32
+    assert n_running == [32] * 5
+
+
+def test_rounds_begun_early_but_not_needed_are_dropped():
+    """They are no part of Algorithm 1's pool; waiting for them would cost what beginning them early saved."""
+    engine, scorer = FakeEngine(coin(1), capacity=64, steps=lambda key: 1 if key[1] < 8 else 100), FakeScorer()
+    seen = []
+    pools = sample(
+        make_prompts(2), engine=engine, scorer=scorer, exit_rule=exit_pos, progress=lambda active, s: seen.append(s)
+    )
+    assert len(engine.requests) == 64
+    assert [len(pool.samples) for pool in pools] == [8, 8] and len(seen) == 16
+    assert not engine.in_flight and not scorer.waiting
+
+
+@given(rng=st.randoms(use_true_random=True), capacity=st.integers(1, 60))
+@settings(max_examples=50, deadline=None)
+def test_early_rounds_take_no_place_from_others(rng, capacity):
+    """A round that may be dropped must not delay a prompt that has not begun, nor overfill the engine."""
+    engine = FakeEngine(coin(0.1), capacity=capacity, steps=lambda key: rng.randint(1, 9))
+    left, done, submit = make_prompts(12), Counter(), engine.submit
+
+    def watched(key, tokens, seed):
+        if key[1] // 8 > done[key[0]] // 8:  # of a round after the one that is running
+            assert not left and len(engine.in_flight) < capacity
+        submit(key, tokens, seed)
+
+    engine.submit = watched
+    queue = (left.pop() for _ in range(12))
+    sample(queue, engine=engine, scorer=FakeScorer(rng), progress=lambda active, s: done.update([s.row]))
 
 
 def test_progress_sees_every_graded_response():
