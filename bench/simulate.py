@@ -1,28 +1,29 @@
 """Sampling at the paper's size on simulated engines: GRPO, synchronous rounds, ours, and the lower bound.
 
-    python bench/simulate.py            # a quarter of a minute, no GPU, no model
+    python bench/simulate.py            # half a minute, no GPU, no model
 
-512 prompts, n = 4, as many as 32 responses each, on 1 to 64 ranks of 512 slots (bench/simulated.py says what a rank is
-and where the pass rates come from). `sample_adaptively` is the real one: the engine under it routes prompts to ranks,
-and decides when a response is done. Four tables:
+512 prompts, n = 4, as many as 32 responses each, on 1 to 64 ranks of 512 slots; bench/simulated.py says what an engine
+is and where the pass rates come from. `sample_adaptively` is the real one, on each rank, over prompts from the ranks'
+shared queue or from fixed shares. Three tables:
 
   1. seconds of GRPO, and over them: synchronous rounds, ours with fixed shares of the prompts and with the shared
-     queue, and the lower bound of ours (its tokens at the rate of full engines, at least its longest response alone)
+     queue, and the lower bound (the pools' tokens at the rate of full engines, at least their longest response alone);
+     last the tokens that ours dropped, over those of the pools
   2. round size x number of rounds, at most 32 responses each: time over GRPO's, responses
-  3. what pulling prompts ahead would bring: until 1, 2, 4 times the slots are running or waiting
-  4. the paper's seconds per step, fitted, with our sampler in place of synchronous rounds
+  3. the paper's seconds per step, fitted, with our sampler in place of synchronous rounds
 """
 
-import statistics
+import functools
 import sys
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
-from ada.sampler import Pool, Prompt, Sample, exit_balance, exit_fixed, exit_pos, sample_adaptively, seed_of
+from ada.sampler import Pool, Prompt, Sample, by_row, exit_balance, exit_fixed, exit_pos, sample_adaptively, seed_of
 from bench import simulated
-from bench.simulated import Engine, Grader
+from bench.simulated import SLOTS, Engine, Grader, Turns, lower_bound
 
 N, PROMPTS = 4, 512
 MIXES = ("before RL", "after RL", "hard")
@@ -41,47 +42,65 @@ def pass_rates(mix: str) -> list[float]:
 @dataclass
 class Phase:
     seconds: float
-    responses: int
+    pools: list[Pool]
     bound: float  # seconds
+    dropped: float = 0.0  # tokens, over those of the pools
 
 
-def ours(rates, n_ranks, rule=exit_balance, *, round_size=8, max_rounds=4, queue=True, **engine_options) -> Phase:
-    """The real sampler over all ranks; without the shared queue, once for each rank and its fixed share of prompts."""
-    prompts = [Prompt(row, "", [], None) for row in range(PROMPTS)]
-    shares = [prompts] if queue else [prompts[rank::n_ranks] for rank in range(n_ranks)]
-    engines, n_responses = [], 0
-    for share in shares:
-        engines.append(Engine(rates, n_ranks // len(shares), **engine_options))
+def make_prompts() -> list[Prompt]:
+    return [Prompt(row, "", [], None) for row in range(PROMPTS)]
+
+
+def ours(rates, n_ranks, rule=exit_balance, *, round_size=8, max_rounds=4, queue=True, slots=SLOTS) -> Phase:
+    """The real sampler on every rank; prompts from one queue, or a fixed share for each rank."""
+    turns, prompts = Turns(), make_prompts()
+    engines = [Engine(rates, slots=slots, wait_until=turns.wait_until) for _ in range(n_ranks)]
+    common = iter(prompts)
+
+    def from_queue(engine: Engine) -> Iterator[Prompt]:
+        while True:
+            turns.wait_until(engine.time)  # first come, first served
+            if (prompt := next(common, None)) is None:
+                return
+            yield prompt
+
+    def one_rank(rank: int) -> list[Pool]:
         options = dict(exit_rule=rule, n=N, round_size=round_size, max_rounds=max_rounds, seed=0, step=1)
-        pools = sample_adaptively(engines[-1], Grader(), iter(share), **options)
-        n_responses += sum(len(pool.samples) for pool in pools)
-    bound = statistics.fmean(engine.lower_bound for engine in engines)
-    return Phase(max(engine.now for engine in engines), n_responses, bound)
+        mine = from_queue(engines[rank]) if queue else iter(prompts[rank::n_ranks])
+        return sample_adaptively(engines[rank], Grader(), mine, **options)
+
+    results = turns.run([functools.partial(one_rank, rank) for rank in range(n_ranks)])
+    pools = sorted((pool for pools in results for pool in pools), key=by_row)
+    dropped = sum(engine.dropped_tokens for engine in engines) / sum(len(s.tokens) for p in pools for s in p.samples)
+    return Phase(max(engine.time for engine in engines), pools, lower_bound(pools, n_ranks, slots), dropped)
 
 
-def grpo(rates, n_ranks, **engine_options) -> Phase:
-    return ours(rates, n_ranks, exit_fixed, round_size=N, max_rounds=1, **engine_options)
+def grpo(rates, n_ranks, *, slots=SLOTS) -> Phase:
+    return ours(rates, n_ranks, exit_fixed, round_size=N, max_rounds=1, slots=slots)
 
 
-def synchronous(rates, n_ranks, rule=exit_balance, *, round_size=8, max_rounds=4, **engine_options) -> Phase:
+def synchronous(rates, n_ranks, rule=exit_balance, *, round_size=8, max_rounds=4, slots=SLOTS) -> Phase:
     """The same responses in rounds: each is dealt to the ranks anew, and lasts until its slowest response is there."""
-    engine = Engine(rates, n_ranks, **engine_options)
-    pools = {row: Pool(Prompt(row, "", [], None)) for row in range(PROMPTS)}
+    engines = [Engine(rates, slots=slots) for _ in range(n_ranks)]
+    pools = {prompt.row: Pool(prompt) for prompt in make_prompts()}
     for _ in range(max_rounds):
         active = [pool for pool in pools.values() if not pool.resolved]
-        for pool in active:
+        for i, pool in enumerate(active):
             row, drawn = pool.prompt.row, len(pool.samples)
             for index in range(drawn, drawn + round_size):
-                engine.submit((row, index), [], seed_of("train", 0, 1, row, index))
-        missing = len(active) * round_size
-        while missing:
-            for (row, index), tokens, logprobs, text, truncated in engine.poll():
-                pools[row].samples.append(Sample(row, index, tokens, logprobs, text, truncated, text == "right"))
-                missing -= 1
+                engines[i % n_ranks].submit((row, index), [], seed_of("train", 0, 1, row, index))
+        for engine in engines:
+            while engine.running:
+                for (row, index), tokens, logprobs, text, truncated in engine.poll():
+                    pools[row].samples.append(Sample(row, index, tokens, logprobs, text, truncated, text == "right"))
         for pool in active:
+            pool.samples.sort(key=lambda sample: sample.index)
+            pool.rounds += 1
             pool.resolved = rule(pool, N)
-        engine.start_together()
-    return Phase(engine.now, sum(len(pool.samples) for pool in pools.values()), engine.lower_bound)
+        slowest = max(engine.time for engine in engines)
+        for engine in engines:
+            engine.time = slowest
+    return Phase(slowest, list(pools.values()), lower_bound(list(pools.values()), n_ranks, slots))
 
 
 # ----------------------------------------------------------------------------------------------------------------
@@ -99,14 +118,15 @@ def print_head(*cells) -> None:
 
 
 def table_of_makespans() -> None:
-    print_head("pass rates", "ranks", "GRPO", "rounds", "fixed shares", "ours", "bound", "ours / rounds")
+    print_head("pass rates", "ranks", "GRPO", "rounds", "fixed shares", "ours", "bound", "ours / rounds", "dropped")
     for mix in MIXES:
         rates = pass_rates(mix)
         for n in (1, 2, 4, 8, 16, 64):
             base, rounds, adaptive = grpo(rates, n), synchronous(rates, n), ours(rates, n)
             ways = [rounds.seconds, ours(rates, n, queue=False).seconds, adaptive.seconds, adaptive.bound]
             over_grpo = [f"{seconds / base.seconds:.2f}x" for seconds in ways]
-            print_row(mix, n, f"{base.seconds:.1f} s", *over_grpo, f"{adaptive.seconds / rounds.seconds:.2f}")
+            ratio, dropped = f"{adaptive.seconds / rounds.seconds:.2f}", f"{adaptive.dropped:.0%}"
+            print_row(mix, n, f"{base.seconds:.1f} s", *over_grpo, ratio, dropped)
 
 
 def table_of_shapes() -> None:
@@ -114,16 +134,12 @@ def table_of_shapes() -> None:
     for mix in MIXES:
         rates = pass_rates(mix)
         for n in (1, 8, 64):
-            base = grpo(rates, n).seconds
-            phases = [ours(rates, n, round_size=size, max_rounds=count) for size, count in SHAPES]
-            print_row(mix, n, *(f"{phase.seconds / base:.2f}x, {phase.responses:,}" for phase in phases))
-
-
-def table_of_look_ahead() -> None:
-    print_head("pass rates", "ranks", *(f"look ahead {a}" for a in (1, 2, 4)))
-    for mix in MIXES:
-        for n in (1, 2, 8):
-            print_row(mix, n, *(f"{ours(pass_rates(mix), n, look_ahead=a).seconds:.0f} s" for a in (1, 2, 4)))
+            cells = []
+            for size, count in SHAPES:
+                phase = ours(rates, n, round_size=size, max_rounds=count)
+                n_responses = sum(len(pool.samples) for pool in phase.pools)
+                cells.append(f"{phase.seconds / grpo(rates, n).seconds:.2f}x, {n_responses:,}")
+            print_row(mix, n, *cells)
 
 
 def against_the_paper() -> None:
@@ -137,27 +153,26 @@ def against_the_paper() -> None:
     def ratio(way, slots, *arguments, **options) -> float:
         return way(rates, 8, *arguments, slots=slots, **options).seconds / grpo(rates, 8, slots=slots).seconds
 
-    print_head("model", "slots", "", "GRPO", "pos", "balance", "balance 16 x 2", "balance / GRPO")
+    print_head("model", "slots", "", "GRPO", "pos", "balance", "pos / GRPO", "balance / GRPO")
     for model, (grpo_sec, pos_sec, balance_sec) in PAPER.items():
+        fits = {}
+        for slots in (32, 64, 128, 256, 512):
+            a = (balance_sec - grpo_sec) / (ratio(synchronous, slots) - 1)
+            fits[slots] = a, grpo_sec - a
+        errors = {slots: abs(a * ratio(synchronous, slots, exit_pos) + b - pos_sec) for slots, (a, b) in fits.items()}
+        slots = min(errors, key=errors.get)
+        a, b = fits[slots]
 
-        def fit(slots: int) -> tuple[float, float, float]:
-            a = (balance_sec - grpo_sec) / (ratio(synchronous, slots) - 1)  # noqa: B023
-            return a, grpo_sec - a, a * ratio(synchronous, slots, exit_pos) + grpo_sec - a  # noqa: B023
+        def row(name: str, pos: float, balance: float, base=grpo_sec, label=(model, slots)) -> None:
+            ratios = f"{pos / base:.2f}x", f"{balance / base:.2f}x"
+            print_row(*label, name, base, f"{pos:.0f}", f"{balance:.0f}", *ratios)
 
-        slots = min((32, 64, 128, 256, 512), key=lambda slots: abs(fit(slots)[2] - pos_sec))  # noqa: B023
-        a, b, pos_fitted = fit(slots)
-        wide = dict(round_size=16, max_rounds=2)
-        print_row(model, slots, "paper", grpo_sec, pos_sec, balance_sec, "", f"{balance_sec / grpo_sec:.2f}x")
-        for name, way in {"rounds, fitted": synchronous, "ours": ours}.items():
-            pos, balance, balance_wide = (
-                a * seconds + b
-                for seconds in (ratio(way, slots, exit_pos), ratio(way, slots), ratio(way, slots, **wide))
-            )
-            cells = [f"{seconds:.0f}" for seconds in (pos, balance, balance_wide)]
-            print_row(model, slots, name, grpo_sec, *cells, f"{balance / grpo_sec:.2f}x")
+        row("paper", pos_sec, balance_sec)
+        row("rounds, fitted", a * ratio(synchronous, slots, exit_pos) + b, a * ratio(synchronous, slots) + b)
+        row("ours", a * ratio(ours, slots, exit_pos) + b, a * ratio(ours, slots) + b)
         print(f"sampling is {a / grpo_sec:.0%} of GRPO's step")
 
 
 if __name__ == "__main__":
-    for table in (table_of_makespans, table_of_shapes, table_of_look_ahead, against_the_paper):
+    for table in (table_of_makespans, table_of_shapes, against_the_paper):
         table()

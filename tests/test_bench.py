@@ -14,52 +14,56 @@ from bench.simulated import Engine, Grader
 ROOT = Path(__file__).parents[1]
 
 
-def run(engine, prompts, rule=exit_balance, *, round_size=8, max_rounds=4):
+STEP_SEC = simulated.STEP_SEC + simulated.SEQUENCE_SEC  # with one running response
+
+
+def run(engine, n_prompts, rule=exit_balance, *, round_size=8, max_rounds=4):
+    prompts = [Prompt(row, "", [], None) for row in range(n_prompts)]
     options = dict(exit_rule=rule, n=4, round_size=round_size, max_rounds=max_rounds, seed=0, step=1)
     return sample_adaptively(engine, Grader(), iter(prompts), **options)
-
-
-def prompts_of(n):
-    return [Prompt(row, "", [], None) for row in range(n)]
 
 
 def test_one_response_alone_takes_its_tokens_and_a_prefill():
     """The unit of all simulated times, worked out by hand."""
     engine = Engine([0.5])
-    [pool] = run(engine, prompts_of(1), exit_fixed, round_size=1, max_rounds=1)
-    n_tokens = len(pool.samples[0].tokens)
-    step_sec = simulated.STEP_SEC + simulated.SEQUENCE_SEC
-    assert engine.now == pytest.approx(simulated.PREFILL_SEC + n_tokens * step_sec)
+    [pool] = run(engine, 1, exit_fixed, round_size=1, max_rounds=1)
+    overhead_sec = simulated.SUBMIT_SEC + simulated.PREFILL_SEC
+    assert engine.time == pytest.approx(overhead_sec + len(pool.samples[0].tokens) * STEP_SEC)
 
 
 def test_one_slot_generates_one_response_after_the_other():
     """Slots are respected: with one of them, times add up."""
     engine = Engine([0.5], slots=1)
-    run(engine, prompts_of(1), exit_fixed, round_size=8, max_rounds=1)
-    step_sec = simulated.STEP_SEC + simulated.SEQUENCE_SEC
-    assert engine.now == pytest.approx(simulated.PREFILL_SEC + engine.n_tokens * step_sec)
+    [pool] = run(engine, 1, exit_fixed, round_size=8, max_rounds=1)
+    n_tokens = sum(len(sample.tokens) for sample in pool.samples)
+    assert engine.time == pytest.approx(8 * simulated.SUBMIT_SEC + simulated.PREFILL_SEC + n_tokens * STEP_SEC)
 
 
+@pytest.mark.parametrize("queue", [True, False])
 @pytest.mark.parametrize("n_ranks", [1, 3])
-@pytest.mark.parametrize("look_ahead", [1, 4])
-def test_no_way_to_route_changes_what_is_sampled_or_beats_the_bound(n_ranks, look_ahead):
-    """Neither ranks nor the order of completion may change a pool; no schedule is faster than full engines."""
-    rates = simulated.pass_rates("before RL", 40)
-    engine = Engine(rates, n_ranks, look_ahead=look_ahead, slots=16)
-    pools = run(engine, prompts_of(40))
-    assert pools == run(Engine(rates, 1, slots=500), prompts_of(40))
-    assert engine.now >= engine.lower_bound
-    assert not any(rank.in_flight for rank in engine.ranks)
-    assert all(sample.correct == (sample.text == "right") for pool in pools for sample in pool.samples)
-
-
-def test_synchronous_rounds_draw_the_same_responses(monkeypatch):
+def test_all_ways_draw_the_same_and_none_beats_the_bound(monkeypatch, n_ranks, queue):
     """A comparison of times between ways that sample different things would mean nothing."""
     monkeypatch.setattr(simulate, "PROMPTS", 60)
     rates = simulate.pass_rates("before RL")
-    ours, rounds = simulate.ours(rates, 2, slots=32), simulate.synchronous(rates, 2, slots=32)
-    assert ours.responses == rounds.responses
+    ours = simulate.ours(rates, n_ranks, slots=32, queue=queue)
+    rounds = simulate.synchronous(rates, n_ranks, slots=32)
+    assert ours.pools == rounds.pools == run(Engine(rates), 60)
     assert ours.bound < ours.seconds < rounds.seconds
+    assert 0 < ours.dropped < 0.5
+
+
+def test_ranks_take_turns_in_the_order_of_time():
+    """Otherwise the rank that happens to run first would empty the queue."""
+    turns, order = simulated.Turns(), []
+
+    def rank(name, times):
+        for time in times:
+            turns.wait_until(time)
+            order.append((time, name))
+        return name
+
+    assert turns.run([lambda: rank("a", [1, 4, 5]), lambda: rank("b", [2, 3, 6])]) == ["a", "b"]
+    assert order == [(1, "a"), (2, "b"), (3, "b"), (4, "a"), (5, "a"), (6, "b")]
 
 
 def test_pass_rates_have_the_moments_they_were_fitted_to():
