@@ -1,18 +1,21 @@
 """One sampling phase against the limit, vLLM alone, and against synchronous rounds.
 
-    python bench/sampling.py [--turns 5]        # the toy on a CPU, about a minute
+    python bench/sampling.py toy                # 128 prompts, responses of some 8 tokens; half a minute on a CPU
+    python bench/sampling.py long               # 32 prompts, responses of 1 to 500 tokens; four minutes
 
-Each turn takes the prompts of one step of the toy (balance, 128 prompts, 8 per round, at most 4 rounds) and times
+Each turn takes the prompts of one step (balance, 8 per round, at most 4 rounds) and times
 
   ours         `sample_adaptively` over the engine and the graders, as train.py calls it
   rounds       the same requests in synchronous rounds, as the paper's public code has it: all active prompts draw
                a round, all of it is generated, then graded, then the exit rule is asked; same engine, same graders
   the limit    vLLM alone on exactly those requests, all handed over at once, parameters made beforehand: nothing is
-               decoded, graded or decided. No sampler can be faster on this engine, which knows all of its future.
+               decoded, graded or decided. That is what a sampler would need that knew all verdicts beforehand.
 
-The three take turns on the same seeds, so they generate the same tokens (checked). The graders have seen the task
-before, as they have in training after the first step. CPU seconds are the process's own; on a machine with other work
-they are the steadier figure. Medians over the turns; ratios to the limit are printed last.
+The three take turns on the same seeds, so they generate the same responses (checked). The toy's graders have seen the
+task before, as in training after the first step. "long" is an untrained model of the toy's size whose responses end by
+chance, on 64 places; verdicts are drawn by chance at the toy's pass rates, and each costs what math-verify costs. CPU
+seconds are the process's own; on a machine with other work they are the steadier figure, but they do not see waiting.
+Medians over the turns; ratios to the limit are printed last.
 """
 
 import os
@@ -22,6 +25,7 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 import argparse
 import statistics
 import sys
+import tempfile
 import time
 from pathlib import Path
 
@@ -33,9 +37,13 @@ from ada.engine import Engine
 from ada.reward import Scorer
 from ada.sampler import Pool, Prompt, Sample, by_row, exit_balance, sample_adaptively, seed_of
 from ada.trainer import init_ranks
-from bench.common import machine, spread
+from bench.common import machine, random_model, spread
 
-N, ROUND_SIZE, MAX_ROUNDS, PROMPTS, SEED = 4, 8, 4, 128, 0
+N, ROUND_SIZE, MAX_ROUNDS, SEED = 4, 8, 4, 0
+SETTINGS = {
+    "toy": dict(n_prompts=128, max_tokens=32, capacity=256, reward="math"),
+    "long": dict(n_prompts=32, max_tokens=500, capacity=64, reward="bench.common:lucky"),
+}
 
 
 def ours(engine: Engine, scorer: Scorer, prompts: list[Prompt], step: int) -> list[Pool]:
@@ -102,20 +110,28 @@ def timed(function, *arguments):
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("setting", choices=SETTINGS)
     parser.add_argument("--turns", type=int, default=5)
-    turns = parser.parse_args().turns
+    arguments = parser.parse_args()
+    turns, setting = arguments.turns, SETTINGS[arguments.setting]
+    reward = setting["reward"]
 
     init_ranks()
     folder = toy.locate("toy-demo/model")
-    rows, _ = load_prompts(toy.locate("toy-demo/train"), load_tokenizer(folder), max_prompt_tokens=32)
-    engine, scorer = Engine(folder, max_tokens=32, max_prompt_tokens=32), Scorer()
+    if arguments.setting == "long":
+        folder = random_model(tempfile.mkdtemp(), hidden=128, layers=2)
+    rows, _ = load_prompts(
+        toy.locate("toy-demo/train"), load_tokenizer(folder), max_prompt_tokens=32, whole_rows=reward != "math"
+    )
+    engine = Engine(folder, max_tokens=setting["max_tokens"], max_prompt_tokens=32, capacity=setting["capacity"])
+    scorer = Scorer(reward=reward)
     scorer.wait_until_ready()
     print(machine())
 
     recorder = Recorder(engine)
     seconds, cpu_seconds = ({name: [] for name in ("ours", "rounds", "limit")} for _ in range(2))
     for turn in range(turns + 1):
-        prompts = batch(rows, step=turn, size=PROMPTS, seed=SEED)
+        prompts = batch(rows, step=turn, size=setting["n_prompts"], seed=SEED)
         recorder.requests = []
         results = {}
         for name, way, *arguments in [

@@ -105,7 +105,7 @@ def test_gpu_script_with_vllm():
 @pytest.mark.slow
 def test_sampling_and_step_scripts(toy_folder):
     """One turn of each."""
-    for script in (["sampling.py"], ["step.py", "toy"]):
+    for script in (["sampling.py", "toy"], ["step.py", "toy"]):
         command = [sys.executable, f"bench/{script[0]}", *script[1:], "--turns", "1"]
         result = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=300)
         assert result.returncode == 0, result.stderr
