@@ -164,15 +164,13 @@ def against_the_paper() -> None:
         slots = min(errors, key=errors.get)
         a, b = fits[slots]
 
-        def row(
-            name: str, pos: float, balance: float, base=grpo_sec, label=(model, slots, f"{a / grpo_sec:.0%}")
-        ) -> None:
-            ratios = f"{pos / base:.2f}x", f"{balance / base:.2f}x"
-            print_row(*label, name, base, f"{pos:.0f}", f"{balance:.0f}", *ratios)
-
-        row("paper", pos_sec, balance_sec)
-        row("rounds, fitted", a * ratio(synchronous, slots, exit_pos) + b, a * ratio(synchronous, slots) + b)
-        row("ours", a * ratio(ours, slots, exit_pos) + b, a * ratio(ours, slots) + b)
+        lines = {"paper": (pos_sec, balance_sec)}
+        for name, way in {"rounds, fitted": synchronous, "ours": ours}.items():
+            lines[name] = a * ratio(way, slots, exit_pos) + b, a * ratio(way, slots) + b
+        for name, (pos, balance) in lines.items():
+            seconds = (f"{x:.0f}" for x in (grpo_sec, pos, balance))
+            ratios = (f"{x / grpo_sec:.2f}x" for x in (pos, balance))
+            print_row(model, slots, f"{a / grpo_sec:.0%}", name, *seconds, *ratios)
 
 
 if __name__ == "__main__":
