@@ -152,19 +152,21 @@ def sample_adaptively(
     seed: int,
     step: int,
     purpose: str = "train",
+    early_rounds: bool = False,
     progress: Callable[[int, Sample], None] | None = None,
 ) -> list[Pool]:
     """Draw rounds of `round_size` responses per prompt until `exit_rule` holds or `max_rounds` are spent.
 
     There is no barrier between prompts: each one's next round is submitted as soon as its own round is complete
-    and graded, while the others' rounds are in flight beside it. And where the engine would have places to spare,
-    rounds begin before it is known whether they are needed; those that turn out not to be are dropped unseen. The
-    policy does not change meanwhile, and what a pool holds depends on its complete rounds alone, so the pools are
-    those of Algorithm 1, whose rounds all prompts take in step, but the engine never idles.
+    and graded, while the others' rounds are in flight beside it. The policy does not change meanwhile, so the
+    pools are distributed as in Algorithm 1, whose rounds all prompts take in step, but the engine never idles.
+
+    With `early_rounds`, places that would stay empty are given to rounds of which it is not known yet whether they
+    are needed. One that is not is dropped unseen: the pools are the same, response for response, and sooner there.
 
     Args:
-        engine: `capacity`, `submit(key, tokens, seed)`, `poll() -> [(key, tokens, logprobs, text, truncated)]`,
-            `abort(keys)`.
+        engine: `capacity`, `submit(key, tokens, seed)`, `poll() -> [(key, tokens, logprobs, text, truncated)]`, and
+            `abort(keys)` for early rounds.
         scorer: `submit(key, response, gold)`, `poll(timeout) -> [(key, correct)]`. A key is (row, index).
         prompts: any iterator. It is pulled only while the engine has room, so several ranks may share one queue.
         exit_rule: asked with (pool, n) after each complete round of a prompt, never in the middle of one.
@@ -220,7 +222,7 @@ def sample_adaptively(
             begin_round(prompt.row)
             early.append(prompt.row)
         # None left, but room: rounds that may be needed.
-        while early and len(in_flight) + round_size <= engine.capacity:
+        while early_rounds and early and len(in_flight) + round_size <= engine.capacity:
             row = early.popleft()
             if begun.get(row, max_rounds) < max_rounds:
                 begin_round(row)

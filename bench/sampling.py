@@ -6,6 +6,7 @@
 Each turn takes the prompts of one step (balance, 8 per round, at most 4 rounds) and times
 
   ours         `sample_adaptively` over the engine and the graders, as train.py calls it
+  early        the same with early rounds, which are for GPUs: a CPU pays for every token that is dropped
   rounds       the same requests in synchronous rounds, as the paper's public code has it: all active prompts draw
                a round, all of it is generated, then graded, then the exit rule is asked; same engine, same graders
   the limit    vLLM alone on exactly those requests, all handed over at once, parameters made beforehand: nothing is
@@ -46,9 +47,9 @@ SETTINGS = {
 }
 
 
-def ours(engine: Engine, scorer: Scorer, prompts: list[Prompt], step: int) -> list[Pool]:
+def ours(engine: Engine, scorer: Scorer, prompts: list[Prompt], step: int, early: bool = False) -> list[Pool]:
     options = dict(exit_rule=exit_balance, n=N, round_size=ROUND_SIZE, max_rounds=MAX_ROUNDS, seed=SEED, step=step)
-    return sample_adaptively(engine, scorer, iter(prompts), **options)
+    return sample_adaptively(engine, scorer, iter(prompts), early_rounds=early, **options)
 
 
 def synchronous_rounds(engine: Engine, scorer: Scorer, prompts: list[Prompt], step: int) -> list[Pool]:
@@ -129,7 +130,7 @@ def main() -> None:
     print(machine())
 
     recorder = Recorder(engine)
-    seconds, cpu_seconds = ({name: [] for name in ("ours", "rounds", "limit")} for _ in range(2))
+    seconds, cpu_seconds = ({name: [] for name in ("ours", "early", "rounds", "limit")} for _ in range(2))
     for turn in range(turns + 1):
         prompts = batch(rows, step=turn, size=setting["n_prompts"], seed=SEED)
         recorder.requests = []
@@ -138,6 +139,7 @@ def main() -> None:
             ("rounds", synchronous_rounds, engine, scorer, prompts, turn),
             ("limit", recorder.replay, recorder.requests),
             ("ours", ours, engine, scorer, prompts, turn),
+            ("early", ours, engine, scorer, prompts, turn, True),
         ]:
             results[name], wall, cpu = timed(way, *arguments)
             engine.llm.reset_prefix_cache()
@@ -145,14 +147,14 @@ def main() -> None:
                 seconds[name].append(wall)
                 cpu_seconds[name].append(cpu)
         pools, tokens = results["ours"], results["limit"]
-        assert pools == results["rounds"], "the same seeds gave other pools"
+        assert pools == results["rounds"] == results["early"], "the same seeds gave other pools"
         assert len(tokens) == sum(len(pool.samples) for pool in pools)
         assert all(tokens[f"{s.row}/{s.index}"] == s.tokens for pool in pools for s in pool.samples)
         print(f"turn {turn}: {len(tokens):,} responses, {sum(map(len, tokens.values())):,} tokens", flush=True)
 
     for name in seconds:
         print(f"{name:>8}: {spread(seconds[name])} s, {spread(cpu_seconds[name])} s of CPU")
-    for name in ("rounds", "ours"):
+    for name in ("rounds", "early", "ours"):
         wall, cpu = (
             statistics.median(a / b for a, b in zip(times[name], times["limit"], strict=True))
             for times in (seconds, cpu_seconds)

@@ -6,11 +6,11 @@
 is and where the pass rates come from. `sample_adaptively` is the real one, on each rank, over prompts from the ranks'
 shared queue or from fixed shares. Three tables:
 
-  1. seconds of GRPO, and over them: synchronous rounds, ours with fixed shares of the prompts and with the shared
-     queue, and the lower bound (the pools' tokens at the rate of full engines, at least their longest response alone);
-     last the tokens that ours dropped, over those of the pools
-  2. round size x number of rounds, at most 32 responses each: time over GRPO's, responses
-  3. the paper's seconds per step, fitted, with our sampler in place of synchronous rounds
+  1. seconds of GRPO, and over them: synchronous rounds; our sampler without a barrier, with fixed shares of the prompts
+     and with the shared queue; the same with early rounds; the lower bound (the pools' tokens at the rate of full
+     engines, at least their longest response alone); last the tokens that early rounds dropped, over the pools'
+  2. round size x number of rounds, at most 32 responses each, with early rounds: time over GRPO's, responses
+  3. the paper's seconds per step, fitted, with our sampler (early rounds) in place of synchronous rounds
 """
 
 import functools
@@ -51,7 +51,9 @@ def make_prompts() -> list[Prompt]:
     return [Prompt(row, "", [], None) for row in range(PROMPTS)]
 
 
-def ours(rates, n_ranks, rule=exit_balance, *, round_size=8, max_rounds=4, queue=True, slots=SLOTS) -> Phase:
+def ours(
+    rates, n_ranks, rule=exit_balance, *, round_size=8, max_rounds=4, queue=True, early=True, slots=SLOTS
+) -> Phase:
     """The real sampler on every rank; prompts from one queue, or a fixed share for each rank."""
     turns, prompts = Turns(), make_prompts()
     engines = [Engine(rates, slots=slots, wait_until=turns.wait_until) for _ in range(n_ranks)]
@@ -65,7 +67,8 @@ def ours(rates, n_ranks, rule=exit_balance, *, round_size=8, max_rounds=4, queue
             yield prompt
 
     def one_rank(rank: int) -> list[Pool]:
-        options = dict(exit_rule=rule, n=N, round_size=round_size, max_rounds=max_rounds, seed=0, step=1)
+        shape = dict(n=N, round_size=round_size, max_rounds=max_rounds)
+        options = dict(exit_rule=rule, **shape, seed=0, step=1, early_rounds=early)
         mine = from_queue(engines[rank]) if queue else iter(prompts[rank::n_ranks])
         return sample_adaptively(engines[rank], Grader(), mine, **options)
 
@@ -118,12 +121,14 @@ def print_head(*cells) -> None:
 
 
 def table_of_makespans() -> None:
-    print_head("pass rates", "ranks", "GRPO", "rounds", "fixed shares", "ours", "bound", "ours / rounds", "dropped")
+    columns = ("rounds", "no barrier, fixed shares", "no barrier", "early rounds", "bound", "early / rounds", "dropped")
+    print_head("pass rates", "ranks", "GRPO", *columns)
     for mix in MIXES:
         rates = pass_rates(mix)
         for n in (1, 2, 4, 8, 16, 64):
             base, rounds, adaptive = grpo(rates, n), synchronous(rates, n), ours(rates, n)
-            ways = [rounds.seconds, ours(rates, n, queue=False).seconds, adaptive.seconds, adaptive.bound]
+            no_barrier = [ours(rates, n, early=False, queue=queue).seconds for queue in (False, True)]
+            ways = [rounds.seconds, *no_barrier, adaptive.seconds, adaptive.bound]
             over_grpo = [f"{seconds / base.seconds:.2f}x" for seconds in ways]
             ratio, dropped = f"{adaptive.seconds / rounds.seconds:.2f}", f"{adaptive.dropped:.0%}"
             print_row(mix, n, f"{base.seconds:.1f} s", *over_grpo, ratio, dropped)

@@ -248,16 +248,17 @@ ANY_RUN = {
             "step": st.integers(0, 3),
         }
     ),
+    "early": st.booleans(),
 }
 
 
 @given(**ANY_RUN)
 @settings(max_examples=150, deadline=None)
-def test_order_never_decides(rng, n_prompts, capacity, p, options):
+def test_order_never_decides(rng, n_prompts, capacity, p, options, early):
     """Whatever order responses, verdicts and prompts come in, the pools are those of Algorithm 1, in row order."""
     prompts = rng.sample(make_prompts(n_prompts), n_prompts)
     engine = FakeEngine(coin(p), capacity=capacity, steps=lambda key: rng.randint(1, 9))
-    pools = sample(iter(prompts), engine=engine, scorer=FakeScorer(rng), **options)
+    pools = sample(iter(prompts), engine=engine, scorer=FakeScorer(rng), early_rounds=early, **options)
 
     assert [pool.prompt.row for pool in pools] == list(range(n_prompts))
     book = by_the_book(prompts, p, **options)
@@ -272,11 +273,12 @@ def test_order_never_decides(rng, n_prompts, capacity, p, options):
 
 @given(**ANY_RUN)
 @settings(max_examples=100, deadline=None)
-def test_nobody_is_asked_in_the_middle_of_a_round(rng, n_prompts, capacity, p, options):
+def test_nobody_is_asked_in_the_middle_of_a_round(rng, n_prompts, capacity, p, options, early):
     """Asked at each arrival, a rule would let a prompt stop on its short responses, which arrive first."""
     spy = Spy(options["exit_rule"])
     engine = FakeEngine(coin(p), capacity=capacity, steps=lambda key: rng.randint(1, 9))
-    pools = sample(make_prompts(n_prompts), engine=engine, scorer=FakeScorer(rng), **(options | {"exit_rule": spy}))
+    options = options | {"exit_rule": spy, "early_rounds": early}
+    pools = sample(make_prompts(n_prompts), engine=engine, scorer=FakeScorer(rng), **options)
 
     once_a_round = [(pool.prompt.row, t) for pool in pools for t in range(1, pool.rounds + 1)]
     assert sorted((row, t) for row, t, _ in spy.asked) == once_a_round
@@ -365,7 +367,7 @@ def test_idle_places_begin_rounds_early():
         return poll()
 
     engine.poll = watched
-    assert len(sample(make_prompts(1), engine=engine)[0].samples) == 32
+    assert len(sample(make_prompts(1), engine=engine, early_rounds=True)[0].samples) == 32
     assert n_running == [32] * 5
 
 
@@ -373,9 +375,8 @@ def test_rounds_begun_early_but_not_needed_are_dropped():
     """They are no part of Algorithm 1's pool; waiting for them would cost what beginning them early saved."""
     engine, scorer = FakeEngine(coin(1), capacity=64, steps=lambda key: 1 if key[1] < 8 else 100), FakeScorer()
     seen = []
-    pools = sample(
-        make_prompts(2), engine=engine, scorer=scorer, exit_rule=exit_pos, progress=lambda active, s: seen.append(s)
-    )
+    options = dict(exit_rule=exit_pos, early_rounds=True, progress=lambda active, s: seen.append(s))
+    pools = sample(make_prompts(2), engine=engine, scorer=scorer, **options)
     assert len(engine.requests) == 64
     assert [len(pool.samples) for pool in pools] == [8, 8] and len(seen) == 16
     assert not engine.in_flight and not scorer.waiting
@@ -395,7 +396,8 @@ def test_early_rounds_take_no_place_from_others(rng, capacity):
 
     engine.submit = watched
     queue = (left.pop() for _ in range(12))
-    sample(queue, engine=engine, scorer=FakeScorer(rng), progress=lambda active, s: done.update([s.row]))
+    count = lambda active, s: done.update([s.row])  # noqa: E731
+    sample(queue, engine=engine, scorer=FakeScorer(rng), early_rounds=True, progress=count)
 
 
 def test_progress_sees_every_graded_response():
