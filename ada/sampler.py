@@ -161,8 +161,8 @@ def sample_adaptively(
     and graded, while the others' rounds are in flight beside it. The policy does not change meanwhile, so the
     pools are distributed as in Algorithm 1, whose rounds all prompts take in step, but the engine never idles.
 
-    With `early_rounds`, places that would stay empty are given to rounds of which it is not known yet whether they
-    are needed. One that is not is dropped unseen: the pools are the same, response for response, and sooner there.
+    With `early_rounds`, places that would stay empty go to rounds of which it is not known yet whether they are
+    needed. One that is not is dropped unseen: the pools are the same, response for response, and there sooner.
 
     Args:
         engine: `capacity`, `submit(key, tokens, seed)`, `poll() -> [(key, tokens, logprobs, text, truncated)]`, and
