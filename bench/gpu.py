@@ -9,7 +9,8 @@ The model has the sizes of Qwen2.5-1.5B and random weights; responses have up to
            above the level before, against the plain way: autocast, all logits, log_softmax; log-probs in bf16 against
            the same weights in fp32
   engine   (with vLLM) what anybody holds of the GPU before and after sleeping and waking, seconds of a sync, the gap
-           between the engine's and the trainer's log-probs, and one full step of balance by phase
+           between the engine's and the trainer's log-probs, and a full step of balance by phase, also with early
+           rounds
 
 It wants torch 2.11 and transformers 5.17, or newer.
 """
@@ -127,7 +128,7 @@ def compare_with_plain(trainer: Trainer, folder: str, groups: list) -> None:
 
 
 def measure_engine(engine, trainer: Trainer, size: dict) -> None:
-    """One full step of balance, once more to have it warm, on prompts of random tokens and by verdicts of chance."""
+    """Sleep, wake, sync, and full steps of balance on prompts of random tokens, with verdicts of chance."""
     from ada.reward import Scorer
     from bench.step import PHASES, one_step
 
@@ -140,10 +141,10 @@ def measure_engine(engine, trainer: Trainer, size: dict) -> None:
         for row in range(size["prompts"])
     ]
     with Scorer(2, reward="bench.common:lucky") as scorer:
-        for step in (1, 2):
-            record = one_step("balance", engine, scorer, trainer, prompts, step)
+        for name, early in {"warm-up": False, "a step": False, "the same with early rounds": True}.items():
+            record = one_step("balance", engine, scorer, trainer, prompts, 1, early_rounds=early)
             phases = ", ".join(f"{phase} {record[phase]:.2f}" for phase in PHASES)
-            print(f"step {step}, seconds: {phases}; {record['responses']:,} responses, {record['tokens']:,} tokens")
+            print(f"{name}, seconds: {phases}; {record['responses']:,} responses, {record['tokens']:,} tokens")
             rate = record["tokens"] / record["sampling"]
             print(f"{rate:,.0f} tok/s; log-prob gap: mean {record['gap mean']:.1e}, max {record['gap max']:.1e} nats")
     engine.sleep()

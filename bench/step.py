@@ -61,13 +61,21 @@ class TimedScorer:
 
 
 def one_step(
-    name: str, engine: Engine, scorer: Scorer, trainer: Trainer, prompts: list, step: int, *, keep_uniform: bool = False
+    name: str,
+    engine: Engine,
+    scorer: Scorer,
+    trainer: Trainer,
+    prompts: list,
+    step: int,
+    *,
+    early_rounds: bool = False,
+    keep_uniform: bool = False,
 ) -> dict[str, float]:
     """Seconds of each phase, and what was sampled."""
     rule, round_size, max_rounds = SAMPLERS[name]
     timed, clock = TimedScorer(scorer), Clock()
     options = dict(exit_rule=rule, n=N, round_size=round_size, max_rounds=max_rounds, seed=0, step=step)
-    pools = sample_adaptively(engine, timed, iter(prompts), **options)
+    pools = sample_adaptively(engine, timed, iter(prompts), early_rounds=early_rounds, **options)
     clock.lap("time/sampling")
     groups = make_groups(pools, n=N, seed=0, step=step, keep_uniform=keep_uniform)
     clock.lap("time/group")
