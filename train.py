@@ -26,7 +26,7 @@ import torch.distributed as dist
 from tqdm import tqdm
 from transformers.utils import logging as transformers_logging
 
-from ada import UserError, toy
+from ada import run_command, toy
 from ada.data import batch, describe, load_prompts, load_tokenizer, shared_queue
 from ada.eval import evaluate
 from ada.options import OptionError, parse_options
@@ -292,15 +292,7 @@ def make_trainer(config: Config, folder: str, ranks: Ranks) -> Trainer:
 
 def main() -> None:
     transformers_logging.disable_progress_bar()
-    code = 0
-    try:
-        train(parse_options(Config, sys.argv[1:]))
-    except UserError as error:
-        print(f"[rank {os.environ.get('RANK', 0)}] error: {error}", file=sys.stderr)
-        code = 1
-    sys.stdout.flush()
-    sys.stderr.flush()
-    os._exit(code)  # all is written and closed; a regular exit prints pages about leaks inside vLLM's libraries
+    run_command(lambda: train(parse_options(Config, sys.argv[1:])))
 
 
 if __name__ == "__main__":

@@ -33,6 +33,32 @@ class RunError(UserError):
     """The run's folder belongs to another run, or an optional package is missing."""
 
 
+def refuse_other_options(path: Path, options: dict, advice: str) -> None:
+    """Raise RunError, naming them, if `path` (JSON) holds other values: continuing would mix two experiments."""
+    if not path.exists():
+        return
+    earlier = json.loads(path.read_text())
+    differing = [
+        f"{name} was {earlier.get(name)!r}, is {value!r}"
+        for name, value in options.items()
+        if value != earlier.get(name)
+    ]
+    if differing:
+        raise RunError(
+            f"{path.parent} was started with other options ({'; '.join(differing)}): {advice}, or delete the folder"
+        )
+
+
+def hold_lock(path: Path):
+    """A lock that lasts until this process ends, however it ends: keep what is returned. Raises RunError if taken."""
+    file = path.open("w")
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        raise RunError(f"{path.parent}: another process is at work here") from None
+    return file
+
+
 class Run:
     """One run, seen from one rank. Only rank 0 writes and prints.
 
@@ -54,37 +80,19 @@ class Run:
         self.interrupted_at: float | None = None
         self.bars_off = None if ranks.rank == 0 else True  # None: only where somebody looks at a terminal
         self.wandb = _import_wandb() if wandb and ranks.rank == 0 else None
-        self._refuse_other_options(may_change)
+        kept_options = {name: value for name, value in options.items() if name not in may_change}
+        refuse_other_options(self.path / "config.json", kept_options, "give this run another --name")
         for name in (signal.SIGTERM, signal.SIGINT):
             signal.signal(name, self._interrupt)
-
-    def _refuse_other_options(self, may_change: tuple[str, ...]) -> None:
-        config = self.path / "config.json"
-        if not config.exists():
-            return
-        earlier = json.loads(config.read_text())
-        differing = [
-            f"{name} was {earlier.get(name)!r}, is {value!r}"
-            for name, value in self.options.items()
-            if name not in may_change and value != earlier.get(name)
-        ]
-        if differing:
-            raise RunError(
-                f"{self.path} was started with other options ({'; '.join(differing)}): "
-                f"give this run another --name, or delete the folder"
-            )
 
     def _claim(self) -> None:
         """Make the folder and hold its lock until this process ends, however it ends."""
         try:
             self.path.mkdir(parents=True, exist_ok=True)
-            self._lock = (self.path / ".lock").open("w")
-            fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            self._lock = hold_lock(self.path / ".lock")
             checkpoint.write_atomically(self.path / "config.json", json.dumps(self.options, indent=1) + "\n")
             if self.wandb:
                 self.wandb.init(project="reinforce-ada", name=self.path.name, config=self.options, dir=self.path)
-        except BlockingIOError:
-            raise RunError(f"{self.path}: another process is training here") from None
         except OSError as error:
             raise RunError(f"{self.path}: {error.strerror}") from error
 
@@ -230,10 +238,13 @@ def _import_wandb():
 
 
 class SamplingBar:
-    """A progress bar that `sample_adaptively` can call: active prompts, samples, tokens per second."""
+    """A progress bar that `sample_adaptively` can call: active prompts, samples, tokens per second.
 
-    def __init__(self, what: str, off: bool | None):
-        self.bar = tqdm(desc=what, unit=" samples", position=1, leave=False, disable=off)
+    With `total`, the number of samples to come, also the time left.
+    """
+
+    def __init__(self, what: str, off: bool | None, total: int | None = None):
+        self.bar = tqdm(desc=what, total=total, unit=" samples", position=1, leave=False, disable=off)
         self.n_tokens = 0
         self.start = time.perf_counter()
 
