@@ -68,6 +68,7 @@ class Engine:
         capacity: responses generated side by side (vLLM's max_num_seqs); more may be submitted, they queue.
         memory_share: share of the GPU's *total* memory for weights and KV cache. No meaning on a CPU.
         dtype: of the weights, "float32" or "bfloat16".
+        cut_at_context: if prompt and response exceed the model's context, cut responses there instead of refusing.
 
     Raises:
         EngineError: the model's head size is not supported on a CPU, or the context is longer than the model's.
@@ -83,8 +84,12 @@ class Engine:
         capacity: int = 256,
         memory_share: float = 0.5,
         dtype: str = "float32",
+        cut_at_context: bool = False,
     ):
         max_model_len = max_prompt_tokens + max_tokens
+        if cut_at_context:
+            context = AutoConfig.from_pretrained(folder).max_position_embeddings
+            max_model_len = max(min(max_model_len, context), max_prompt_tokens + 1)
         check_model(folder, max_model_len)
         self.capacity = capacity
         self.max_tokens = max_tokens
