@@ -6,7 +6,7 @@
 
 PYTHON := $(shell command -v python3.11 || command -v python3)
 BIN := .venv/bin
-REQUIREMENTS := $(if $(shell nvidia-smi 2>/dev/null),requirements.txt,requirements-cpu.txt)
+REQUIREMENTS := $(if $(shell nvidia-smi -L >/dev/null 2>&1 && echo yes),requirements.txt,requirements-cpu.txt)
 
 train: .venv/ready
 	$(BIN)/torchrun --standalone train.py $(ARGS)
@@ -41,7 +41,9 @@ ifeq ($(REQUIREMENTS),requirements-cpu.txt)
 	  $(BIN)/pip install -q "torch==2.13.0+cpu" --index-url https://download.pytorch.org/whl/cpu
 endif
 	$(BIN)/pip install -q -r $(REQUIREMENTS) -r requirements-dev.txt
-	$(BIN)/pip uninstall -q -y torchvision torchaudio torchcodec  # unused, and CUDA builds of them break a CPU torch
+ifeq ($(REQUIREMENTS),requirements-cpu.txt)
+	$(BIN)/pip uninstall -q -y torchvision torchaudio torchcodec  # unused; CUDA builds of them break a CPU torch
+endif
 	@touch $@
 
 .PHONY: train reproduce-toy test test-all

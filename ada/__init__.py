@@ -2,6 +2,7 @@
 
 import os
 import sys
+import traceback
 from collections.abc import Callable
 
 
@@ -15,13 +16,18 @@ def one_line(error: Exception) -> str:
 
 
 def run_command(command: Callable[[], None]) -> None:
-    """Run a command to its end and leave the process: with 1 and one line on stderr after a UserError, else with 0."""
+    """Run a command to its end and leave the process: with 0, or after an error with 1; a UserError is one line on stderr."""
     code = 0
     try:
         command()
     except UserError as error:
         print(f"[rank {os.environ.get('RANK', 0)}] error: {error}", file=sys.stderr)
         code = 1
+    except Exception:
+        traceback.print_exc()
+        code = 1
     sys.stdout.flush()
     sys.stderr.flush()
-    os._exit(code)  # all is written and closed; a regular exit prints pages about leaks inside vLLM's libraries
+    # All is written. A regular exit would print pages about leaks inside vLLM's libraries, and after an error it might
+    # wait in their destructors for the other ranks.
+    os._exit(code)

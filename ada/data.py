@@ -190,6 +190,15 @@ def find_gold(row: dict, columns: list[str]):
     raise GoldError("; ".join(failures))
 
 
+def check_json(row: dict) -> dict:
+    """The row, which goes to the graders as JSON. Raises DataError if it holds dates, bytes or the like."""
+    try:
+        json.dumps(row)
+    except (TypeError, ValueError) as error:
+        raise DataError(f"not JSON: {error}") from error
+    return row
+
+
 def load_prompts(
     source: str,
     tokenizer,
@@ -235,7 +244,7 @@ def load_prompts(
             if (key := normalise(problem)) in seen:
                 drop("duplicate", where, "the same problem as in an earlier row")
                 continue
-            gold = row if whole_rows else find_gold(row, answer_columns)
+            gold = check_json(row) if whole_rows else find_gold(row, answer_columns)
         except GoldError as error:
             drop("gold_unreadable", where, error)
             continue

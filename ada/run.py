@@ -13,6 +13,7 @@ import resource
 import signal
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import torch
@@ -96,6 +97,18 @@ class Run:
         except OSError as error:
             raise RunError(f"{self.path}: {error.strerror}") from error
 
+    def _on_rank_0(self, action: Callable[[], None]) -> None:
+        """Do it there; if it fails, say so and end on every rank, rather than leave the others waiting."""
+        problem = None
+        if self.ranks.rank == 0:
+            try:
+                action()
+            except RunError as error:
+                problem = error
+        problem, *_ = self.ranks.gather([problem])
+        if problem:
+            raise problem
+
     def _interrupt(self, number: int, _) -> None:
         """Finish the step, save, leave; asked again, end at once. Ctrl-C under torchrun comes twice, counts once."""
         first, self.interrupted_at = self.interrupted_at, time.monotonic()
@@ -114,10 +127,10 @@ class Run:
 
         Only from here on is anything written: whatever could be wrong with the options has shown by now.
         """
-        if self.ranks.rank == 0:
-            self._claim()
-        self.ranks.barrier()
+        self._on_rank_0(self._claim)
         newest = checkpoint.newest(self.path / "checkpoints")
+        if len(set(self.ranks.gather([(self.path / "config.json").exists() and newest]))) > 1:
+            raise RunError(f"{self.path}: ranks see different files there; it must be on a shared file system")
         step = checkpoint.load(newest, trainer) if newest else 0
         if self.ranks.rank == 0:
             for name in ("metrics.jsonl", "samples.jsonl"):
@@ -269,14 +282,15 @@ def grading_failures(scorer: Scorer, ranks: Ranks) -> dict[str, int]:
     return {f"grading/{cause}": sum(failures.get(cause, 0) for failures in everybody) for cause in FAILURES}
 
 
-def memory_in_use(device: torch.device) -> dict[str, float]:
-    """GiB; of a GPU also what anybody holds of it, since torch's own counters do not see the engine's share."""
-    metrics = {"memory/host_peak": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20}
+def memory_in_use(device: torch.device, when: str) -> dict[str, float]:
+    """GiB of the GPU in anybody's hands: torch's own counters do not tell the engine's share from the trainer's.
+
+    Without a GPU the most that this process has ever held of the host's memory.
+    """
     if device.type == "cuda":
         free, total = torch.cuda.mem_get_info(device)
-        metrics["memory/gpu_asleep"] = (total - free) / 2**30
-        metrics["memory/gpu_trainer_peak"] = torch.cuda.max_memory_allocated(device) / 2**30
-    return metrics
+        return {f"memory/gpu_{when}": (total - free) / 2**30}
+    return {f"memory/host_peak_{when}": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20}
 
 
 class Clock:
@@ -286,10 +300,9 @@ class Clock:
         self.seconds = {"time/step": 0.0}
         self._last = time.perf_counter()
 
-    def lap(self, phase: str) -> float:
-        """Seconds since the last lap; also kept under the phase's name and added to time/step."""
+    def lap(self, phase: str) -> None:
+        """The seconds since the last lap are this phase's; time/step is the sum of all."""
         now = time.perf_counter()
-        seconds, self._last = now - self._last, now
-        self.seconds[phase] = seconds
-        self.seconds["time/step"] += seconds
-        return seconds
+        self.seconds[phase] = now - self._last
+        self.seconds["time/step"] += now - self._last
+        self._last = now
