@@ -16,7 +16,7 @@ def one_line(error: Exception) -> str:
 
 
 def run_command(command: Callable[[], None]) -> None:
-    """Run a command to its end and leave the process: with 0, after an error with 1. A UserError is one line on stderr."""
+    """Run a command to its end and leave the process: with 0, after an error with 1. A UserError is one line."""
     code = 0
     try:
         command()
