@@ -238,7 +238,7 @@ def load_prompts(
         level = logging.WARNING if broken and counts[cause] <= LOGGED_PER_CAUSE else logging.INFO
         log.log(level, "%s: dropped: %s", where, why)
 
-    for where, row in tqdm(rows, desc="prompts", unit="row", delay=2, leave=False):
+    for where, row in tqdm(rows, desc="prompts", unit="row", delay=2, leave=False, disable=None):
         try:
             problem = find_problem(row, prompt_columns)
             if (key := normalise(problem)) in seen:

@@ -79,7 +79,9 @@ class Journal:
         drawn = Counter(ranks.gather([line["row"] for line in self._lines()] if ranks.rank == 0 else []))
         self.missing = [prompt for prompt in prompts if drawn[prompt.row] < settings["k"]]  # at least one response
         begun = {prompt.row for prompt in self.missing if drawn[prompt.row]}
-        self.begun = ranks.gather([line for line in self._lines() if line["row"] in begun] if ranks.rank == 0 else [])
+        self.begun = ranks.gather(
+            [line for line in self._lines() if line["row"] in begun] if ranks.rank == 0 and begun else []
+        )
 
     def _open(self) -> str | None:
         """Take the place, join what is there. Returns what is wrong with it."""
