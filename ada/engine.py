@@ -256,7 +256,7 @@ def _process_state_kept():
     rng = random.getstate(), np.random.get_state(), torch.get_rng_state()
     set_num_threads, threads = torch.set_num_threads, torch.get_num_threads()
     precision = torch.get_float32_matmul_precision()
-    variables = {name: os.environ.get(name) for name in ("LOCAL_WORLD_SIZE", "OMP_NUM_THREADS")}
+    variables = {name: os.environ.get(name) for name in ("LOCAL_WORLD_SIZE", "OMP_NUM_THREADS", "LD_PRELOAD")}
     try:
         yield
     finally:
