@@ -264,7 +264,7 @@ def open_journals(folder: str, options: argparse.Namespace, ranks) -> tuple[list
 
 
 def start_again(ranks, environment: dict[str, str]) -> None:
-    """Replace this process by the same command: vLLM's sleep mode allows one engine per process. What is drawn is on disk.
+    """Replace this process by the same command: vLLM's sleep mode allows one engine per process. All drawn is on disk.
 
     The launcher's store still holds this process group's keys, so the ranks meet at a store of their own.
     """
