@@ -326,8 +326,10 @@ def test_eval_goes_on_after_kill_9(evaluated, ranks):
     """Killed in the first model, in the second, in between: the files of the uninterrupted run on one rank."""
     folder, arguments, _ = evaluated
     killed = folder / f"killed{ranks}"
-    for lines in (21, 160, 250, 400):
-        kill_after_lines(lines, killed, *arguments, f"--out={killed}", ranks=ranks)
+    kills = [
+        kill_after_lines(lines, killed, *arguments, f"--out={killed}", ranks=ranks) for lines in (21, 160, 250, 400)
+    ]
+    assert any(kills)
     status, _, err = run(*arguments, f"--out={killed}", ranks=ranks)
     assert status == 0, err
     assert contents(killed) == contents(folder / "whole")
