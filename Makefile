@@ -1,14 +1,26 @@
 # make train      set up .venv, then train the embedded toy          make train ARGS="--sampler pos --seed 1"
+# make reproduce-toy   the whole way on the toy: prepare hard prompts, train three samplers, evaluate, tables and plots
 # make test       set up .venv, then lint and the fast tests
 # make test-all   the slow tests too
 # The set-up takes the CUDA requirements where nvidia-smi answers, the CPU ones elsewhere.
 
 PYTHON := $(shell command -v python3.11 || command -v python3)
 BIN := .venv/bin
-REQUIREMENTS := $(if $(shell nvidia-smi 2>/dev/null),requirements.txt,requirements-cpu.txt)
+REQUIREMENTS := $(if $(shell nvidia-smi -L >/dev/null 2>&1 && echo yes),requirements.txt,requirements-cpu.txt)
 
 train: .venv/ready
 	$(BIN)/torchrun --standalone train.py $(ARGS)
+
+TOY := out/reproduce-toy
+reproduce-toy: .venv/ready
+	$(BIN)/python -m ada.data prepare --source toy-demo/train --model toy-demo/model --preset hard --out $(TOY)/hard.jsonl
+	for sampler in grpo pos balance; do \
+	  $(BIN)/torchrun --standalone train.py --config configs/toy-hard.yaml --train_data $(TOY)/hard.jsonl \
+	    --sampler $$sampler --eval_every 20 --out $(TOY) --name $$sampler || exit 1; \
+	done
+	$(BIN)/python -m ada.plot $(TOY)/grpo $(TOY)/pos $(TOY)/balance --out $(TOY)/training.png
+	$(BIN)/python -m ada.eval --model toy-demo/model $(TOY)/grpo $(TOY)/pos $(TOY)/balance \
+	  --data toy-demo/test $(TOY)/hard.jsonl --k 32 --max-tokens 32 --plot --out $(TOY)/eval
 
 test: .venv/ready
 	$(BIN)/ruff check .
@@ -29,7 +41,9 @@ ifeq ($(REQUIREMENTS),requirements-cpu.txt)
 	  $(BIN)/pip install -q "torch==2.13.0+cpu" --index-url https://download.pytorch.org/whl/cpu
 endif
 	$(BIN)/pip install -q -r $(REQUIREMENTS) -r requirements-dev.txt
-	$(BIN)/pip uninstall -q -y torchvision torchaudio torchcodec  # unused, and CUDA builds of them break a CPU torch
+ifeq ($(REQUIREMENTS),requirements-cpu.txt)
+	$(BIN)/pip uninstall -q -y torchvision torchaudio torchcodec  # unused; CUDA builds of them break a CPU torch
+endif
 	@touch $@
 
-.PHONY: train test test-all
+.PHONY: train reproduce-toy test test-all

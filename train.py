@@ -26,7 +26,7 @@ import torch.distributed as dist
 from tqdm import tqdm
 from transformers.utils import logging as transformers_logging
 
-from ada import UserError, toy
+from ada import run_command, toy
 from ada.data import batch, describe, load_prompts, load_tokenizer, shared_queue
 from ada.eval import evaluate
 from ada.options import OptionError, parse_options
@@ -81,10 +81,12 @@ class Config:
     drop_truncated: bool = option(False, "leave truncated responses out of the update")
     micro_batch_tokens: int = option(16384, "tokens, padding included, per forward")
     activation_checkpointing: bool = option(False, "recompute layers in the backward: less memory, more time")
-    cpu_offload: bool = option(False, "weights and optimiser state in host memory")
+    cpu_offload: bool = option(False, "weights and optimiser state in host memory; set OMP_NUM_THREADS, too")
 
     # engine and graders
-    max_concurrent: int = option(256, "responses that one engine generates side by side")
+    max_concurrent: int = option(
+        256, "responses that one engine generates side by side; with several ranks less than their share of a step"
+    )
     gpu_memory_share: float = option(0.5, "of a GPU's memory, for vLLM's weights and KV cache")
     graders: int = option(1, "grading processes per rank")
     reward: str = option(
@@ -134,8 +136,12 @@ AT_LEAST = {
     "micro_batch_tokens max_concurrent graders eval_every eval_k save_every",
     0: "lr warmup_steps weight_decay eps_low eps_high entropy_coef importance_cap keep_checkpoints log_prompts seed",
 }
-# What may differ when a run is continued: it changes how long and how it is watched, not what is learnt.
-MAY_CHANGE = ("steps", "save_every", "keep_checkpoints", "wandb", "config", "graders", "out", "early_rounds")
+# What may differ when a run is continued: how long, where and how it runs and is watched, not what it learns.
+MAY_CHANGE = (
+    *("steps", "save_every", "keep_checkpoints", "log_prompts", "wandb", "config", "out"),
+    *("micro_batch_tokens", "activation_checkpointing", "cpu_offload", "max_concurrent", "gpu_memory_share", "graders"),
+    "early_rounds",
+)
 
 
 # ----------------------------------------------------------------------------------------------------------------
@@ -216,9 +222,10 @@ def train(config: Config) -> None:
 
         # ---- update, with the memory that the sleeping engine leaves
         engine.sleep()
+        memory = memory_in_use(ranks.device, "asleep")
         updated = trainer.update(groups, seed=config.seed, step=step, n_updates=config.updates_per_step)
         clock.lap("time/update")
-        memory = memory_in_use(ranks.device)
+        memory |= memory_in_use(ranks.device, "update")
 
         # ---- sync: the engine wakes up with the new weights
         engine.sync(trainer.named_weights())
@@ -294,15 +301,7 @@ def make_trainer(config: Config, folder: str, ranks: Ranks) -> Trainer:
 
 def main() -> None:
     transformers_logging.disable_progress_bar()
-    code = 0
-    try:
-        train(parse_options(Config, sys.argv[1:]))
-    except UserError as error:
-        print(f"[rank {os.environ.get('RANK', 0)}] error: {error}", file=sys.stderr)
-        code = 1
-    sys.stdout.flush()
-    sys.stderr.flush()
-    os._exit(code)  # all is written and closed; a regular exit prints pages about leaks inside vLLM's libraries
+    run_command(lambda: train(parse_options(Config, sys.argv[1:])))
 
 
 if __name__ == "__main__":

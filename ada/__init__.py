@@ -1,5 +1,10 @@
 """Reinforce-Ada (arXiv 2510.04996), one file per concern. Start with train.py and ada/sampler.py."""
 
+import os
+import sys
+import traceback
+from collections.abc import Callable
+
 
 class UserError(Exception):
     """Something that the user can put right. Commands print it as one line, without a traceback, and exit with 1."""
@@ -8,3 +13,21 @@ class UserError(Exception):
 def one_line(error: Exception) -> str:
     """A library's message, however many lines it has, for use in a UserError."""
     return " ".join(str(error).split()) or type(error).__name__
+
+
+def run_command(command: Callable[[], None]) -> None:
+    """Run a command to its end and leave the process: with 0, after an error with 1. A UserError is one line."""
+    code = 0
+    try:
+        command()
+    except UserError as error:
+        print(f"[rank {os.environ.get('RANK', 0)}] error: {error}", file=sys.stderr)
+        code = 1
+    except Exception:
+        traceback.print_exc()
+        code = 1
+    sys.stdout.flush()
+    sys.stderr.flush()
+    # All is written. A regular exit would print pages about leaks inside vLLM's libraries, and after an error it might
+    # wait in their destructors for the other ranks.
+    os._exit(code)

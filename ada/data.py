@@ -11,6 +11,7 @@ cannot be read would pay every response or none, step after step; so its row goe
 
 import json
 import logging
+import math
 import random
 import unicodedata
 from collections.abc import Iterator
@@ -30,7 +31,7 @@ INSTRUCTION = " Let's think step by step and output the final answer within \\bo
 PROMPT_COLUMNS = ("problem", "question", "prompt")
 ANSWER_COLUMNS = ("answer", "gt", "final_answer", "solution")  # per row the first that can be read
 FILE_TYPES = (".jsonl", ".json", ".parquet")
-LOGGED_PER_CAUSE = 20  # broken rows logged as warnings; the rest of them as info
+LOGGED_PER_CAUSE = 20  # broken rows logged as warnings; the rest of them as info, like duplicates and long ones
 
 
 class DataError(UserError):
@@ -41,10 +42,11 @@ class DataError(UserError):
 # Rows
 
 
-def read_rows(source: str, split: str | None = None) -> Iterator[tuple[str, object]]:
+def read_rows(source: str, split: str | None = None, *, forgive_lines: bool = False) -> Iterator[tuple[str, object]]:
     """Yields (where, row) from a JSONL, JSON or parquet file or a Hugging Face data set; where is for messages.
 
-    Raises DataError if there is no such source, or it has a line that isn't JSON.
+    Raises DataError if there is no such source, or it has a line that isn't JSON. With `forgive_lines` such a line's
+    error is yielded in place of its row.
     """
     path = Path(source)
     if path.suffix not in FILE_TYPES and not path.is_file():
@@ -54,30 +56,36 @@ def read_rows(source: str, split: str | None = None) -> Iterator[tuple[str, obje
     elif path.suffix == ".parquet":
         yield from read_parquet(path)
     elif path.suffix in FILE_TYPES:
-        yield from read_json(path)
+        yield from read_json(path, forgive_lines)
     else:
         raise DataError(f"{source}: unknown kind of file; these can be read: {', '.join(FILE_TYPES)}")
 
 
-def read_json(path: Path) -> Iterator[tuple[str, object]]:
+def read_json(path: Path, forgive_lines: bool) -> Iterator[tuple[str, object]]:
     """One JSON value a line, or the whole file as one array. Files named .json come in both forms."""
     with open(path, "rb") as file:  # bytes: text mode would also cut lines at the odd carriage return in a string
         is_array = path.suffix == ".json" and file.read(64).lstrip(b"\xef\xbb\xbf \t\r\n").startswith(b"[")
         file.seek(0)
         if is_array:
-            rows = parse_json(file.read(), str(path))
+            rows = parse_json(file.read())
+            if isinstance(rows, DataError):
+                raise DataError(f"{path}: {rows}")
             yield from ((f"{path} row {i}", row) for i, row in enumerate(rows, 1))
             return
         for number, line in enumerate(file, 1):
             if line.strip():
-                yield f"{path}:{number}", parse_json(line, f"{path}:{number}")
+                row = parse_json(line)
+                if isinstance(row, DataError) and not forgive_lines:
+                    raise DataError(f"{path}:{number}: {row}")
+                yield f"{path}:{number}", row
 
 
-def parse_json(text: bytes, where: str):
+def parse_json(text: bytes):
+    """The value, or a DataError that says what is wrong with the text."""
     try:
         return json.loads(text)
     except ValueError as error:  # JSONDecodeError, UnicodeDecodeError
-        raise DataError(f"{where}: bad JSON: {error}") from error
+        return DataError(f"bad JSON: {error}")
 
 
 def read_parquet(path: Path) -> Iterator[tuple[str, object]]:
@@ -153,6 +161,8 @@ def normalise(text: str) -> str:
 
 def find_problem(row, columns: list[str]) -> str:
     """The problem of a row. Raises DataError if it has none."""
+    if isinstance(row, DataError):
+        raise row
     if not isinstance(row, dict):
         raise DataError(f"not an object but {str(row)[:80]!r}")
     value = next((row[column] for column in columns if row.get(column) is not None), None)
@@ -180,6 +190,15 @@ def find_gold(row: dict, columns: list[str]):
     raise GoldError("; ".join(failures))
 
 
+def check_json(row: dict) -> dict:
+    """The row, which goes to the graders as JSON. Raises DataError if it holds dates, bytes or the like."""
+    try:
+        json.dumps(row)
+    except (TypeError, ValueError) as error:
+        raise DataError(f"not JSON: {error}") from error
+    return row
+
+
 def load_prompts(
     source: str,
     tokenizer,
@@ -189,17 +208,21 @@ def load_prompts(
     prompt_column: str | None = None,
     answer_column: str | None = None,
     whole_rows: bool = False,
+    max_problem_tokens: float = math.inf,
+    fatal: str = "lines",
 ) -> tuple[list[Prompt], dict[str, int]]:
     """Reads a source into prompts whose `row` is their place in the list, and counts rows read, kept, dropped by cause.
 
     `gold` is the gold answer as read_gold gives it, or with `whole_rows` the row itself, for a reward of one's own.
     Of rows with the same problem (up to spacing) the first usable one is kept. max_prompt_tokens counts the prompt
-    after the chat template. Broken rows are logged as "FILE:LINE: why". Raises DataError if the source, its columns or
-    its JSON cannot be read, if the tokenizer has no chat template, and if no prompt remains.
+    after the chat template, max_problem_tokens the problem alone. Dropped rows are logged as "FILE:LINE: why". `fatal`
+    says what ends the reading instead: "nothing", "lines" that aren't JSON, or "rows", every broken one among them.
+    Raises DataError if the source or its columns cannot be read, at what is fatal, if the tokenizer has no chat
+    template, and if no prompt remains.
     """
     if not tokenizer.chat_template:
         raise DataError("the tokenizer has no chat template: take an instruction-tuned model, or set one")
-    rows = list(read_rows(source, split))
+    rows = list(read_rows(source, split, forgive_lines=fatal != "lines"))
     prompt_columns = choose_columns(rows, prompt_column, PROMPT_COLUMNS, what="prompt", source=source)
     answer_columns = (
         [] if whole_rows else choose_columns(rows, answer_column, ANSWER_COLUMNS, what="answer", source=source)
@@ -207,18 +230,21 @@ def load_prompts(
     prompts, seen = [], set()
     counts = {"read": len(rows), "kept": 0, "bad_row": 0, "gold_unreadable": 0, "duplicate": 0, "too_long": 0}
 
-    def drop(cause: str, where: str, why: Exception):
+    def drop(cause: str, where: str, why):
+        broken = isinstance(why, Exception)
+        if broken and fatal == "rows":
+            raise DataError(f"{where}: {why}") from why
         counts[cause] += 1
-        level = logging.WARNING if counts[cause] <= LOGGED_PER_CAUSE else logging.INFO
+        level = logging.WARNING if broken and counts[cause] <= LOGGED_PER_CAUSE else logging.INFO
         log.log(level, "%s: dropped: %s", where, why)
 
-    for where, row in tqdm(rows, desc="prompts", unit="row", delay=2, leave=False):
+    for where, row in tqdm(rows, desc="prompts", unit="row", delay=2, leave=False, disable=None):
         try:
             problem = find_problem(row, prompt_columns)
             if (key := normalise(problem)) in seen:
-                counts["duplicate"] += 1
+                drop("duplicate", where, "the same problem as in an earlier row")
                 continue
-            gold = row if whole_rows else find_gold(row, answer_columns)
+            gold = check_json(row) if whole_rows else find_gold(row, answer_columns)
         except GoldError as error:
             drop("gold_unreadable", where, error)
             continue
@@ -226,11 +252,12 @@ def load_prompts(
             drop("bad_row", where, error)
             continue
         text, tokens = apply_template(tokenizer, problem)
-        if len(tokens) > max_prompt_tokens:
-            counts["too_long"] += 1
+        n_problem = len(tokenizer.encode(problem, add_special_tokens=False))
+        if len(tokens) > max_prompt_tokens or n_problem > max_problem_tokens:
+            drop("too_long", where, f"{n_problem} tokens, {len(tokens)} in the template")
             continue
         seen.add(key)
-        prompts.append(Prompt(row=len(prompts), text=text, tokens=tokens, gold=gold))
+        prompts.append(Prompt(row=len(prompts), text=text, tokens=tokens, gold=gold, problem=problem))
     counts["kept"] = len(prompts)
     if not prompts:
         raise DataError(f"{source}: no prompt left (max_prompt_tokens is {max_prompt_tokens}): {describe(counts)}")
@@ -268,3 +295,11 @@ def shared_queue(prompts: list[Prompt], store, name: str) -> Iterator[Prompt]:
     """
     while (taken := store.add(name, 1)) <= len(prompts):
         yield prompts[taken - 1]
+
+
+if __name__ == "__main__":
+    import sys
+
+    from ada.prepare import main  # needs torch, which nothing else in this file does
+
+    main(sys.argv[1:])

@@ -19,7 +19,7 @@ from contextlib import contextmanager
 
 import numpy as np
 import torch
-from transformers import AutoConfig, GenerationConfig
+from transformers import AutoConfig, AutoModelForCausalLM, GenerationConfig
 
 os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"  # the engine's core in this process: weights go over by pointer
 os.environ.pop("VLLM_CPU_KVCACHE_SPACE", None)  # whole GiB; it would override CPU_KV_CACHE_BYTES
@@ -68,6 +68,7 @@ class Engine:
         capacity: responses generated side by side (vLLM's max_num_seqs); more may be submitted, they queue.
         memory_share: share of the GPU's *total* memory for weights and KV cache. No meaning on a CPU.
         dtype: of the weights, "float32" or "bfloat16".
+        cut_at_context: if prompt and response exceed the model's context, cut responses there instead of refusing.
 
     Raises:
         EngineError: the model's head size is not supported on a CPU, or the context is longer than the model's.
@@ -83,8 +84,12 @@ class Engine:
         capacity: int = 256,
         memory_share: float = 0.5,
         dtype: str = "float32",
+        cut_at_context: bool = False,
     ):
         max_model_len = max_prompt_tokens + max_tokens
+        if cut_at_context:
+            context = AutoConfig.from_pretrained(folder).max_position_embeddings
+            max_model_len = max(min(max_model_len, context), max_prompt_tokens + 1)
         check_model(folder, max_model_len)
         self.capacity = capacity
         self.max_tokens = max_tokens
@@ -95,9 +100,7 @@ class Engine:
         if on_gpu:
             for variable in ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF"):
                 if "expandable_segments:True" in os.environ.get(variable, ""):
-                    raise EngineError(
-                        f"{variable}: expandable_segments and vLLM's sleep mode exclude one another: unset it"
-                    )
+                    raise EngineError(f"{variable}: expandable_segments is not known to work with sleep mode: unset it")
             placement = dict(gpu_memory_utilization=memory_share, enable_sleep_mode=True)
         else:
             # Without CUDA graphs, without sleep (vLLM refuses the switch, though not the calls), and without cutting
@@ -125,6 +128,7 @@ class Engine:
         self._core = self.llm.llm_engine
         self.tokenizer = self.llm.get_tokenizer()
         self.stop_token_ids = _stop_token_ids(folder, self.tokenizer)
+        self._weight_names = _weight_names(folder)
 
     def submit(self, key: Key, tokens: list[int], seed: int) -> None:
         """Queue one response to the prompt `tokens` [P]. A seed gives the same response whatever runs beside it.
@@ -198,11 +202,22 @@ class Engine:
 
         Args:
             named_weights: every weight under its Hugging Face name, in layer order, detached; tied heads included.
+
+        Raises:
+            EngineError: a weight is missing, or responses are being generated.
         """
         if self.asleep:
-            torch.cuda.empty_cache()  # of the trainer's allocator; nothing on a CPU
             self.llm.wake_up(tags=["weights"])
-        self.llm.collective_rpc("reload_weights", kwargs={"weights_iterator": iter(named_weights)})
+        missing = set(self._weight_names)
+
+        def sent():
+            for name, weight in named_weights:
+                missing.discard(name)
+                yield name, weight
+
+        self.llm.collective_rpc("reload_weights", kwargs={"weights_iterator": sent()})
+        if missing:  # vLLM would go on with what was in memory
+            raise EngineError(f"sync without {', '.join(sorted(missing))}")
         if self.asleep:
             self.llm.wake_up(tags=["kv_cache"])
         self.asleep = False
@@ -215,7 +230,7 @@ class Engine:
 
     def _batch_in_flight(self) -> bool:
         # With async scheduling (GPUs) one more batch may be running after the last request has ended.
-        return bool(getattr(self._core.engine_core.engine_core, "batch_queue", None))
+        return bool(self._core.engine_core.engine_core.batch_queue)
 
 
 def _stop_token_ids(folder: str, tokenizer) -> list[int]:
@@ -226,6 +241,13 @@ def _stop_token_ids(folder: str, tokenizer) -> list[int]:
         eos = None
     ids = eos if isinstance(eos, list) else [eos]
     return sorted({i for i in [*ids, tokenizer.eos_token_id] if i is not None})
+
+
+def _weight_names(folder: str) -> list[str]:
+    """The Hugging Face names of all weights, a tied head among them."""
+    with torch.device("meta"):  # no memory
+        model = AutoModelForCausalLM.from_config(AutoConfig.from_pretrained(folder))
+    return [name for name, _ in model.named_parameters(remove_duplicate=False)]
 
 
 def _skip_compilation_of_token_ranks() -> None:
@@ -241,7 +263,7 @@ def _process_state_kept():
     rng = random.getstate(), np.random.get_state(), torch.get_rng_state()
     set_num_threads, threads = torch.set_num_threads, torch.get_num_threads()
     precision = torch.get_float32_matmul_precision()
-    variables = {name: os.environ.get(name) for name in ("LOCAL_WORLD_SIZE", "OMP_NUM_THREADS")}
+    variables = {name: os.environ.get(name) for name in ("LOCAL_WORLD_SIZE", "OMP_NUM_THREADS", "LD_PRELOAD")}
     try:
         yield
     finally:

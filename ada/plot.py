@@ -62,6 +62,35 @@ def plot_runs(runs: list[Path], out: Path) -> None:
     plt.close(figure)
 
 
+def plot_pass_at_k(results: list[dict], out: Path) -> None:
+    """Fig. 2: Pass@k, and the share of prompts whose k responses are all right or all wrong; a row per data set.
+
+    `results` are those of ada.eval; one colour a model.
+    """
+    data = list(dict.fromkeys(result["data"] for result in results))
+    models = list(dict.fromkeys(result["model"] for result in results))
+    figure, axes = plt.subplots(len(data), 2, figsize=(9, 3.2 * len(data)), layout="constrained", squeeze=False)
+    for result in results:
+        left, right = axes[data.index(result["data"])]
+        color = f"C{models.index(result['model'])}"
+        ks = [int(k) for k in result["pass"]]
+        passes, all_right = list(result["pass"].values()), list(result["all_right"].values())
+        left.plot(ks, passes, "o-", color=color, markersize=4, label=result["model"])
+        right.plot(ks, all_right, "o-", color=color, markersize=4)
+        right.plot(ks, [1 - value for value in passes], "x--", color=color, markersize=5)
+    for name, (left, right) in zip(data, axes, strict=True):
+        left.set(title=f"{name}: pass@k", xlabel="k")
+        right.set(title=f"{name}: all right (solid), all wrong (dashed)", xlabel="k")
+        for axis in (left, right):
+            axis.set_xscale("log", base=2)
+            axis.set_xticks(ks, ks)
+            axis.set_ylim(0, 1)
+            axis.grid(alpha=0.3)
+    axes[0, 0].legend(fontsize=8)
+    figure.savefig(out, dpi=150)
+    plt.close(figure)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description="Plot reward, entropy and samples of one or more runs.")
     parser.add_argument("runs", nargs="+", type=Path, help="run folders, each with a metrics.jsonl")

@@ -235,7 +235,7 @@ class Scorer:
             else:
                 try:
                     grader.socket.send(message)
-                except OSError:  # its buffer is full, or it has died: _receive will see
+                except (BlockingIOError, ConnectionError):  # its buffer is full, or it has died: _receive will see
                     return
                 grader.asked.append(pair)
             self._queue.popleft()

@@ -13,6 +13,7 @@ import resource
 import signal
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import torch
@@ -31,6 +32,32 @@ SAME_INTERRUPT_SEC = 2
 
 class RunError(UserError):
     """The run's folder belongs to another run, or an optional package is missing."""
+
+
+def refuse_other_options(path: Path, options: dict, advice: str) -> None:
+    """Raise RunError, naming them, if `path` (JSON) holds other values: continuing would mix two experiments."""
+    if not path.exists():
+        return
+    earlier = json.loads(path.read_text())
+    differing = [
+        f"{name} was {earlier.get(name)!r}, is {value!r}"
+        for name, value in options.items()
+        if value != earlier.get(name)
+    ]
+    if differing:
+        raise RunError(
+            f"{path.parent} was started with other options ({'; '.join(differing)}): {advice}, or delete the folder"
+        )
+
+
+def hold_lock(path: Path):
+    """A lock that lasts until this process ends, however it ends: keep what is returned. Raises RunError if taken."""
+    file = path.open("w")
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        raise RunError(f"{path.parent}: another process is at work here") from None
+    return file
 
 
 class Run:
@@ -54,39 +81,33 @@ class Run:
         self.interrupted_at: float | None = None
         self.bars_off = None if ranks.rank == 0 else True  # None: only where somebody looks at a terminal
         self.wandb = _import_wandb() if wandb and ranks.rank == 0 else None
-        self._refuse_other_options(may_change)
+        kept_options = {name: value for name, value in options.items() if name not in may_change}
+        refuse_other_options(self.path / "config.json", kept_options, "give this run another --name")
         for name in (signal.SIGTERM, signal.SIGINT):
             signal.signal(name, self._interrupt)
-
-    def _refuse_other_options(self, may_change: tuple[str, ...]) -> None:
-        config = self.path / "config.json"
-        if not config.exists():
-            return
-        earlier = json.loads(config.read_text())
-        differing = [
-            f"{name} was {earlier.get(name)!r}, is {value!r}"
-            for name, value in self.options.items()
-            if name not in may_change and value != earlier.get(name)
-        ]
-        if differing:
-            raise RunError(
-                f"{self.path} was started with other options ({'; '.join(differing)}): "
-                f"give this run another --name, or delete the folder"
-            )
 
     def _claim(self) -> None:
         """Make the folder and hold its lock until this process ends, however it ends."""
         try:
             self.path.mkdir(parents=True, exist_ok=True)
-            self._lock = (self.path / ".lock").open("w")
-            fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            self._lock = hold_lock(self.path / ".lock")
             checkpoint.write_atomically(self.path / "config.json", json.dumps(self.options, indent=1) + "\n")
             if self.wandb:
                 self.wandb.init(project="reinforce-ada", name=self.path.name, config=self.options, dir=self.path)
-        except BlockingIOError:
-            raise RunError(f"{self.path}: another process is training here") from None
         except OSError as error:
             raise RunError(f"{self.path}: {error.strerror}") from error
+
+    def _on_rank_0(self, action: Callable[[], None]) -> None:
+        """Do it there; if it fails, say so and end on every rank, rather than leave the others waiting."""
+        problem = None
+        if self.ranks.rank == 0:
+            try:
+                action()
+            except RunError as error:
+                problem = error
+        problem, *_ = self.ranks.gather([problem])
+        if problem:
+            raise problem
 
     def _interrupt(self, number: int, _) -> None:
         """Finish the step, save, leave; asked again, end at once. Ctrl-C under torchrun comes twice, counts once."""
@@ -106,10 +127,10 @@ class Run:
 
         Only from here on is anything written: whatever could be wrong with the options has shown by now.
         """
-        if self.ranks.rank == 0:
-            self._claim()
-        self.ranks.barrier()
+        self._on_rank_0(self._claim)
         newest = checkpoint.newest(self.path / "checkpoints")
+        if len(set(self.ranks.gather([(self.path / "config.json").exists() and newest]))) > 1:
+            raise RunError(f"{self.path}: ranks see different files there; it must be on a shared file system")
         step = checkpoint.load(newest, trainer) if newest else 0
         if self.ranks.rank == 0:
             for name in ("metrics.jsonl", "samples.jsonl"):
@@ -230,10 +251,13 @@ def _import_wandb():
 
 
 class SamplingBar:
-    """A progress bar that `sample_adaptively` can call: active prompts, samples, tokens per second."""
+    """A progress bar that `sample_adaptively` can call: active prompts, samples, tokens per second.
 
-    def __init__(self, what: str, off: bool | None):
-        self.bar = tqdm(desc=what, unit=" samples", position=1, leave=False, disable=off)
+    With `total`, the number of samples to come, also the time left.
+    """
+
+    def __init__(self, what: str, off: bool | None, total: int | None = None):
+        self.bar = tqdm(desc=what, total=total, unit=" samples", position=1, leave=False, disable=off)
         self.n_tokens = 0
         self.start = time.perf_counter()
 
@@ -258,14 +282,15 @@ def grading_failures(scorer: Scorer, ranks: Ranks) -> dict[str, int]:
     return {f"grading/{cause}": sum(failures.get(cause, 0) for failures in everybody) for cause in FAILURES}
 
 
-def memory_in_use(device: torch.device) -> dict[str, float]:
-    """GiB; of a GPU also what anybody holds of it, since torch's own counters do not see the engine's share."""
-    metrics = {"memory/host_peak": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20}
+def memory_in_use(device: torch.device, when: str) -> dict[str, float]:
+    """GiB of the GPU in anybody's hands: torch's own counters do not tell the engine's share from the trainer's.
+
+    Without a GPU the most that this process has ever held of the host's memory.
+    """
     if device.type == "cuda":
         free, total = torch.cuda.mem_get_info(device)
-        metrics["memory/gpu_asleep"] = (total - free) / 2**30
-        metrics["memory/gpu_trainer_peak"] = torch.cuda.max_memory_allocated(device) / 2**30
-    return metrics
+        return {f"memory/gpu_{when}": (total - free) / 2**30}
+    return {f"memory/host_peak_{when}": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20}
 
 
 class Clock:
@@ -275,10 +300,9 @@ class Clock:
         self.seconds = {"time/step": 0.0}
         self._last = time.perf_counter()
 
-    def lap(self, phase: str) -> float:
-        """Seconds since the last lap; also kept under the phase's name and added to time/step."""
+    def lap(self, phase: str) -> None:
+        """The seconds since the last lap are this phase's; time/step is the sum of all."""
         now = time.perf_counter()
-        seconds, self._last = now - self._last, now
-        self.seconds[phase] = seconds
-        self.seconds["time/step"] += seconds
-        return seconds
+        self.seconds[phase] = now - self._last
+        self.seconds["time/step"] += now - self._last
+        self._last = now

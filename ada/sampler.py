@@ -37,6 +37,7 @@ class Prompt:
     text: str  # after the chat template
     tokens: list[int]
     gold: object  # what the verifier compares with
+    problem: str = ""  # before the chat template
 
 
 @dataclass(slots=True)
@@ -87,7 +88,7 @@ class Pool:
     def without_tokens(self) -> "Pool":
         """A copy for the metrics of other ranks: verdicts, lengths and summed log-probs, no tokens and no text."""
         light = [replace(s, tokens=range(len(s.tokens)), logprobs=[sum(s.logprobs)], text="") for s in self.samples]
-        return replace(self, prompt=replace(self.prompt, text="", tokens=[]), samples=light)
+        return replace(self, prompt=replace(self.prompt, text="", tokens=[], problem=""), samples=light)
 
 
 @dataclass(slots=True)

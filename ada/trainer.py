@@ -6,8 +6,8 @@
 
 What keeps it exact:
   - One normaliser. The loss is a sum over tokens divided by the number of response tokens in the whole
-    mini-batch over all ranks. So it does not matter how the mini-batch is cut into micro-batches, padded or
-    spread over ranks.
+    mini-batch over all ranks. So, rounding aside, it does not matter how the mini-batch is cut into
+    micro-batches, padded or spread over ranks.
   - Every rank knows every group, so each can compute what all the others will do, and no collective is needed
     to agree on token counts or numbers of micro-batches.
   - Weights, gradients and optimiser state are fp32; on a GPU the forward and backward run in bf16. A step of
@@ -33,7 +33,7 @@ from transformers import AutoModelForCausalLM
 from ada import UserError
 from ada.sampler import Group, seed_of
 
-CHUNK_ELEMENTS = 1 << 26  # most logits that exist at once: 256 MiB in fp32
+CHUNK_ELEMENTS = 1 << 26  # of a chunk's logits, 256 MiB in fp32; about four copies exist at once
 
 # ----------------------------------------------------------------------------------------------------------------
 # Ranks
@@ -182,7 +182,8 @@ def head_logprobs(
 ) -> tuple[Tensor, Tensor]:
     """Log-prob of each target and entropy of its distribution, both [N], fp32, nats, at the sampling temperature.
 
-    Goes through the head in chunks and forgets their logits; the backward computes each chunk's again.
+    Goes through the head in chunks and forgets their logits; the backward computes each chunk's again. On a GPU the
+    product with the head is in bf16, like the rest of the model, and everything after it in fp32.
     """
 
     def one_chunk(hidden_CH, head_VH, targets_C):
@@ -313,7 +314,7 @@ class Trainer:
         weight_decay, max_grad_norm: of AdamW; the norm is the global one.
         eps_low, eps_high: the clip of Eq. 3.
         entropy_coef: weight of the mean token entropy in the objective.
-        importance_cap: of the engine/trainer ratio; 0 = off.
+        importance_cap: of the trainer/engine probability ratio; 0 = off.
         temperature: the sampling temperature; log-probs are those of the distribution that was sampled from.
         micro_batch_tokens: tokens, with padding, in one forward. A longer row goes alone.
         drop_truncated: leave truncated responses out of the update.
@@ -386,8 +387,8 @@ class Trainer:
     def named_weights(self) -> Iterator[tuple[str, Tensor]]:
         """Every weight, whole, in the engine's dtype, in layer order, one at a time; a tied head under its own name."""
         for name, weight in self.lm.named_parameters(remove_duplicate=False):
-            whole = weight.full_tensor() if hasattr(weight, "full_tensor") else weight
-            yield name, whole.detach().to(self.ranks.compute_dtype)
+            weight = weight.detach().to(self.ranks.compute_dtype)
+            yield name, weight.full_tensor() if hasattr(weight, "full_tensor") else weight
 
     def update(self, groups: list[Group], *, seed: int, step: int, n_updates: int = 1) -> dict[str, float | None]:
         """One iteration's updates: the groups, shuffled, in `n_updates` mini-batches.

@@ -291,11 +291,12 @@ def test_batches_make_epochs_without_repetition(n, size, seed, epochs, data):
             batch(prompts, step=0, size=size, seed=seed)
         return
     steps = n // size
+    batches = [batch(prompts, step=step, size=size, seed=seed) for step in range(epochs * steps)]
     for epoch in range(epochs):
-        rows = [p.row for i in range(steps) for p in batch(prompts, step=epoch * steps + i, size=size, seed=seed)]
+        rows = [p.row for part in batches[epoch * steps : (epoch + 1) * steps] for p in part]
         assert len(rows) == steps * size == len(set(rows))
     step = data.draw(st.integers(0, epochs * steps - 1))  # any one again, out of order: nothing is remembered
-    assert batch(prompts, step=step, size=size, seed=seed) == batch(prompts, step=step, size=size, seed=seed)
+    assert batch(prompts, step=step, size=size, seed=seed) == batches[step]
 
 
 def test_batches_depend_on_seed_and_epoch():

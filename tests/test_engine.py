@@ -5,8 +5,10 @@ import random
 import pytest
 import torch
 import torch.distributed as dist
-from transformers import AutoModelForCausalLM, Qwen2Config, Qwen2ForCausalLM
+from transformers import Qwen2Config, Qwen2ForCausalLM
 
+from ada.checkpoint import export
+from ada.data import load_tokenizer
 from ada.trainer import Trainer, init_ranks
 
 MAX_TOKENS, MAX_PROMPT = 20, 12
@@ -40,20 +42,22 @@ def ranks():
 
 
 @pytest.fixture(scope="module")
-def make_engine(ranks):
-    """Engines of any temperature; vLLM's is built once and shared."""
+def vllm_engine(models, ranks, toy_folder, tmp_path_factory):
+    """Built from an exported checkpoint of model "a": what it loads by itself is tested first of all."""
     from ada.engine import Engine
 
-    built = {}
+    folder = tmp_path_factory.mktemp("exported") / "hf"
+    export(folder, Trainer(str(models["a"][0]), ranks, lr=0.0), load_tokenizer(str(toy_folder / "model")))
+    engine = Engine(str(folder), max_tokens=MAX_TOKENS, max_prompt_tokens=MAX_PROMPT)
+    yield engine
+    engine.close()
 
-    def make(folder, temperature):
-        if "engine" not in built:
-            built["engine"] = Engine(str(folder), max_tokens=MAX_TOKENS, max_prompt_tokens=MAX_PROMPT, temperature=1.0)
-        built["engine"].temperature = temperature
-        return built["engine"]
 
-    yield make
-    built["engine"].close()
+@pytest.fixture
+def engine(vllm_engine):
+    """The one engine of this file, at temperature 1 unless a test sets another."""
+    yield vllm_engine
+    vllm_engine.temperature = 1.0
 
 
 def some_prompts(n, tokenizer):
@@ -78,26 +82,34 @@ def reference_logprobs(model, prompt, tokens, temperature):
     return logits.log_softmax(-1)[len(prompt) - 1 : -1].gather(-1, torch.tensor(tokens)[:, None])[:, 0]
 
 
+def check_logprobs(engine, model, temperature):
+    prompts = some_prompts(64, engine.tokenizer)
+    for row, (tokens, logprobs, _, truncated) in generate(engine, prompts, range(64)).items():
+        expected = reference_logprobs(model, prompts[row], tokens, temperature)
+        assert (torch.tensor(logprobs) - expected).abs().max() < 1e-4
+        assert truncated == (tokens[-1] not in engine.stop_token_ids)
+        assert len(tokens) == MAX_TOKENS or not truncated
+
+
+def test_an_exported_checkpoint_is_the_model_that_was_trained(models, engine):
+    """No sync yet: the weights are those that vLLM read from the folder."""
+    check_logprobs(engine, models["a"][1], 1.0)
+
+
 @pytest.mark.parametrize("temperature", [0.7, 1.0])
-def test_logprobs_are_those_of_the_weights_last_synced(models, ranks, make_engine, temperature):
+def test_logprobs_are_those_of_the_weights_last_synced(models, ranks, engine, temperature):
     """A stale weight, a stale prefix cache, a forgotten tied head or temperature shows as a log-prob gap."""
-    engine = make_engine(models["a"][0], temperature)
+    engine.temperature = temperature
     for name in ("a", "b", "a"):
         folder, model = models[name]
-        trainer = Trainer(str(folder), ranks, lr=0.0)
         engine.sleep()
-        engine.sync(trainer.named_weights())
-        prompts = some_prompts(64, engine.tokenizer)
-        for row, (tokens, logprobs, _, truncated) in generate(engine, prompts, range(64)).items():
-            expected = reference_logprobs(model, prompts[row], tokens, temperature)
-            assert (torch.tensor(logprobs) - expected).abs().max() < 1e-4
-            assert truncated == (tokens[-1] not in engine.stop_token_ids)
-            assert len(tokens) == MAX_TOKENS or not truncated
+        engine.sync(Trainer(str(folder), ranks, lr=0.0).named_weights())
+        check_logprobs(engine, model, temperature)
 
 
-def test_greedy_tokens_equal_transformers(models, ranks, make_engine):
+def test_greedy_tokens_equal_transformers(models, ranks, engine):
     """At temperature 0 the engine must write, token for token, what transformers writes with the synced weights."""
-    engine = make_engine(models["a"][0], 0.0)
+    engine.temperature = 0.0
     for name in ("a", "b"):
         folder, model = models[name]
         engine.sleep()
@@ -114,9 +126,8 @@ def test_greedy_tokens_equal_transformers(models, ranks, make_engine):
             assert done[row][0] == written.tolist()
 
 
-def test_seeded_responses_do_not_depend_on_the_batch(models, make_engine):
+def test_seeded_responses_do_not_depend_on_the_batch(models, engine):
     """Otherwise two ranks, or a resumed run, would draw other responses than one."""
-    engine = make_engine(models["a"][0], 1.0)
     prompts = some_prompts(100, engine.tokenizer)
     together = generate(engine, prompts, range(100))
     for row in (0, 17, 99):
@@ -125,9 +136,8 @@ def test_seeded_responses_do_not_depend_on_the_batch(models, make_engine):
     assert sum(again[row] == together[row] for row in range(100)) < 50, "other seeds, other responses"
 
 
-def test_aborted_responses_do_not_come_back(models, make_engine):
+def test_aborted_responses_do_not_come_back(models, engine):
     """Rounds begun early are given up when they are not needed; their keys are used again in the next step."""
-    engine = make_engine(models["a"][0], 1.0)
     prompts = some_prompts(8, engine.tokenizer)
     all_of_them = generate(engine, prompts, range(8))
     for row, prompt in enumerate(prompts):
@@ -141,18 +151,16 @@ def test_aborted_responses_do_not_come_back(models, make_engine):
     assert generate(engine, prompts, range(8)) == all_of_them
 
 
-def test_prompt_tokens_survive_and_text_is_decoded_without_special_tokens(models, make_engine):
-    engine = make_engine(models["a"][0], 1.0)
+def test_prompt_tokens_survive_and_text_is_decoded_without_special_tokens(models, engine):
     tokens, logprobs, text, _ = generate(engine, some_prompts(1, engine.tokenizer), [5])[0]
     assert len(tokens) == len(logprobs)
     assert text == engine.tokenizer.decode(tokens, skip_special_tokens=True)
 
 
-def test_asleep_it_refuses_to_generate(models, ranks, make_engine):
+def test_asleep_it_refuses_to_generate(models, ranks, engine):
     """Between sleep and sync there are no weights: what it wrote would be noise."""
     from ada.engine import EngineError
 
-    engine = make_engine(models["a"][0], 1.0)
     engine.submit((0, 0), [9, 9], 0)
     engine.sleep()  # with a live request, which is dropped
     with pytest.raises(EngineError, match="asleep"):
@@ -163,9 +171,8 @@ def test_asleep_it_refuses_to_generate(models, ranks, make_engine):
     assert list(generate(engine, [[9, 9]], [0])) == [0]
 
 
-def test_wake_up_order(models, ranks, make_engine, monkeypatch):
+def test_wake_up_order(models, ranks, engine, monkeypatch):
     """Lowest peak: memory for weights, weights, memory for the KV cache; then the cache of the old weights goes."""
-    engine = make_engine(models["a"][0], 1.0)
     calls = []
 
     def watch(name, describe):
@@ -188,18 +195,27 @@ def test_wake_up_order(models, ranks, make_engine, monkeypatch):
     assert calls[5:] == ["reload_weights", "reset cache"], "awake, it need not be woken"
 
 
-def test_exported_model_is_what_was_trained(models, ranks, make_engine, tmp_path):
-    """The Hugging Face folder of a checkpoint loads in transformers and gives the trainer's log-probs."""
-    from ada.checkpoint import export
+def test_a_missing_weight_is_an_error(models, ranks, engine):
+    """vLLM would go on with what was in memory: after a sleep on a GPU, anything."""
+    from ada.engine import EngineError
 
-    engine = make_engine(models["a"][0], 1.0)
-    trainer = Trainer(str(models["b"][0]), ranks, lr=0.0)
-    export(tmp_path / "hf", trainer, engine.tokenizer)
-    loaded = AutoModelForCausalLM.from_pretrained(tmp_path / "hf")
-    prompt = some_prompts(1, engine.tokenizer)[0]
-    for name, weight in models["b"][1].named_parameters():
-        assert torch.equal(weight, dict(loaded.named_parameters())[name])
-    assert torch.equal(loaded(torch.tensor([prompt])).logits, models["b"][1](torch.tensor([prompt])).logits)
+    trainer = Trainer(str(models["a"][0]), ranks, lr=0.0)
+    with pytest.raises(EngineError, match="model.layers.1.mlp.down_proj.weight"):
+        engine.sync(item for item in trainer.named_weights() if "layers.1.mlp.down_proj" not in item[0])
+    engine.sync(trainer.named_weights())
+    check_logprobs(engine, models["a"][1], 1.0)
+
+
+def test_an_untied_head_is_synced_too(tmp_path, toy_folder, ranks, engine):
+    """A second engine in one process, for a model whose head is a weight of its own."""
+    from ada.engine import Engine
+
+    random_model(tmp_path / "a", toy_folder, seed=0, tied=False)
+    model = random_model(tmp_path / "b", toy_folder, seed=1, tied=False)
+    untied = Engine(str(tmp_path / "a"), max_tokens=MAX_TOKENS, max_prompt_tokens=MAX_PROMPT)
+    untied.sync(Trainer(str(tmp_path / "b"), ranks, lr=0.0).named_weights())
+    check_logprobs(untied, model, 1.0)
+    untied.close()
 
 
 def test_unsupported_models_are_refused_in_one_line(tmp_path, toy_folder, ranks):

@@ -86,13 +86,27 @@ def test_kill_9_at_random_moments(ranks, kills, tmp_path, toy_folder):
 def test_resume_on_another_number_of_ranks(tmp_path, toy_folder):
     """A checkpoint belongs to no number of ranks: 1 + 2 ranks and 2 + 1 ranks end where 1 rank ends."""
     assert launch(tmp_path / "one", "--steps=4").returncode == 0
-    expected = weights(tmp_path / "one" / "toy-balance-seed0", 4)
+    whole = tmp_path / "one" / "toy-balance-seed0"
+    expected = weights(whole, 4)
     for name, first, second in (("grown", 1, 2), ("shrunk", 2, 1)):
         assert launch(tmp_path / name, "--steps=2", ranks=first).returncode == 0
         assert launch(tmp_path / name, "--steps=4", ranks=second).returncode == 0
         run = tmp_path / name / "toy-balance-seed0"
-        assert all((value - expected[key]).abs().max() < 1e-4 for key, value in weights(run, 4).items())
-        assert (run / "samples.jsonl").read_text() == (tmp_path / "one/toy-balance-seed0/samples.jsonl").read_text()
+        assert (run / "samples.jsonl").read_text() == (whole / "samples.jsonl").read_text()
+        for row, one in zip(*(without_clock(read(r / "metrics.jsonl")) for r in (run, whole)), strict=True):
+            assert row == pytest.approx(one, rel=1e-5, abs=1e-5)
+        assert all((value - expected[key]).abs().max() < 1e-5 for key, value in weights(run, 4).items())
+
+
+@pytest.mark.slow
+def test_resume_at_the_end_of_an_epoch(tmp_path, toy_folder):
+    """1024 prompts, 512 a step: step 3 begins a new permutation, whether or not the run was stopped before it."""
+    options = ("--prompts_per_step=512", "--log_prompts=512", "--sampler=grpo")
+    assert launch(tmp_path / "one", "--steps=3", *options).returncode == 0
+    for steps in ("--steps=2", "--steps=3"):
+        assert launch(tmp_path / "two", steps, *options).returncode == 0
+    one, two = ((tmp_path / name / "toy-grpo-seed0/samples.jsonl").read_text() for name in ("one", "two"))
+    assert one == two
 
 
 @pytest.mark.slow
