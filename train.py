@@ -10,12 +10,9 @@ ada/sampler.py. Left out on purpose: the KL term and the reference model, the va
 asynchronous (off-policy) generation. The paper uses none of the first three.
 """
 
-import os
+from ada import run_command, toy  # first: it sets the number of threads, which torch reads on import
 
-# Both before torch is imported. More OpenMP threads than cores would cost tenfold.
-os.environ.setdefault("OMP_NUM_THREADS", "1")
-os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
-
+# isort: split
 import dataclasses
 import sys
 from dataclasses import dataclass, field
@@ -26,7 +23,6 @@ import torch.distributed as dist
 from tqdm import tqdm
 from transformers.utils import logging as transformers_logging
 
-from ada import run_command, toy
 from ada.data import batch, describe, load_prompts, load_tokenizer, shared_queue
 from ada.eval import evaluate
 from ada.options import OptionError, parse_options
@@ -55,7 +51,8 @@ class Config:
 
     # sampling (Algorithm 1)
     sampler: Literal["grpo", "pos", "balance"] = option(
-        "balance", "when a prompt may stop: grpo after one round of group_size"
+        "balance",
+        "when a prompt may stop: grpo after one round, pos with one right response, balance with half and half",
     )
     group_size: int = option(4, "n: responses per prompt in the update")
     round_size: int = option(8, "responses per prompt and round (grpo: group_size)")
@@ -84,7 +81,8 @@ class Config:
 
     # engine and graders
     max_concurrent: int = option(
-        256, "responses that one engine generates side by side; with several ranks less than their share of a step"
+        256,
+        "responses that one engine generates side by side; with several ranks keep it below a rank's share of a step",
     )
     gpu_memory_share: float = option(0.5, "of a GPU's memory, for vLLM's weights and KV cache")
     graders: int = option(1, "grading processes per rank")

@@ -5,6 +5,10 @@ import sys
 import traceback
 from collections.abc import Callable
 
+# Both before torch is imported, which each command does after this. More OpenMP threads than free cores cost tenfold.
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
+
 
 class UserError(Exception):
     """Something that the user can put right. Commands print it as one line, without a traceback, and exit with 1."""
@@ -23,6 +27,9 @@ def run_command(command: Callable[[], None]) -> None:
     except UserError as error:
         print(f"[rank {os.environ.get('RANK', 0)}] error: {error}", file=sys.stderr)
         code = 1
+    except KeyboardInterrupt:
+        print("interrupted; the same command continues", file=sys.stderr)
+        code = 130
     except Exception:
         traceback.print_exc()
         code = 1

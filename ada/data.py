@@ -116,6 +116,8 @@ def read_hub(name: str, split: str | None) -> Iterator[tuple[str, object]]:
 
 def choose_columns(rows: list, wanted: str | None, usual: tuple[str, ...], *, what: str, source: str) -> list[str]:
     """The columns to look for a value in, most trusted first. Raises DataError if no row has any of them."""
+    if not rows:
+        raise DataError(f"{source}: no rows")
     present = {column: None for _, row in rows if isinstance(row, dict) for column in row}  # in order of appearance
     columns = [column for column in ([wanted] if wanted else usual) if column in present]
     if not columns:
@@ -144,6 +146,9 @@ def load_tokenizer(model: str):
     """The tokenizer of a Hugging Face folder or name. Raises DataError if there is none."""
     from transformers import AutoTokenizer
 
+    path = Path(model)
+    if not path.is_dir() and (path.is_absolute() or Path(path.parts[0]).is_dir()):  # no hub name; do not ask the hub
+        raise DataError(f"--model {model}: no such folder")
     try:
         return AutoTokenizer.from_pretrained(model)
     except (OSError, ValueError) as error:
@@ -281,7 +286,7 @@ def batch(prompts: list[Prompt], *, step: int, size: int, seed: int) -> list[Pro
     batch cannot be filled, rather than repeat prompts within it.
     """
     if not 1 <= size <= len(prompts):
-        raise DataError(f"a batch of {size} prompts from {len(prompts)}: give more prompts or ask for fewer a step")
+        raise DataError(f"a batch of {size} prompts from {len(prompts)}: ask for fewer a step (--prompts_per_step)")
     epoch, i = divmod(step, len(prompts) // size)
     order = list(range(len(prompts)))
     random.Random(seed_of("shuffle", seed, epoch)).shuffle(order)

@@ -8,12 +8,6 @@ A killed command, started again, draws what is missing: no response that was gra
 being generated come from the same seeds as before, so the files end up as if there had been no kill.
 """
 
-import os
-
-# Both before torch is imported, as in train.py.
-os.environ.setdefault("OMP_NUM_THREADS", "1")
-os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
-
 import argparse
 import hashlib
 import json

@@ -40,7 +40,9 @@ def _read_yaml(path: str, parser: HfArgumentParser) -> list[str]:
     """A flat YAML file as command-line arguments, so that both are checked alike (and 1e-6 is a number)."""
     try:
         document = yaml.compose(Path(path).read_text())
-    except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
+    except OSError as error:
+        raise OptionError(f"--config {path}: {error.strerror}") from error
+    except (UnicodeDecodeError, yaml.YAMLError) as error:
         raise OptionError(f"--config {path}: {one_line(error)}") from error
     if document is None:
         return []

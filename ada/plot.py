@@ -12,6 +12,7 @@ import matplotlib
 
 matplotlib.use("Agg")  # to files, also without a screen
 import matplotlib.pyplot as plt  # noqa: E402
+from matplotlib.ticker import MaxNLocator  # noqa: E402
 
 PANELS = (  # title, training metric, evaluation metric drawn as dots beside it
     ("reward", "reward/first_round", "eval/reward"),
@@ -50,13 +51,14 @@ def plot_runs(runs: list[Path], out: Path) -> None:
     for i, run in enumerate(runs):
         rows = read_metrics(run)
         for axis, (title, train_key, eval_key) in zip(axes, PANELS, strict=True):
-            axis.plot(*series(rows, train_key), color=f"C{i}", alpha=0.8, label=f"{run.name}, training")
+            axis.plot(*series(rows, train_key), ".-", color=f"C{i}", alpha=0.7, label=f"{run.name}, training")
             if eval_key:
                 axis.plot(*series(rows, eval_key), "o", color=f"C{i}", markersize=4, label=f"{run.name}, held out")
             axis.set(title=title, xlabel="step")
+            axis.xaxis.set_major_locator(MaxNLocator(integer=True))
             axis.grid(alpha=0.3)
-    axes[-1].set_ylim(bottom=0)
-    axes[0].legend(fontsize=8)
+    axes[-1].set_ylim(0, 1.05 * axes[-1].get_ylim()[1])
+    figure.legend(*axes[0].get_legend_handles_labels(), loc="outside lower center", ncols=2, fontsize=8)
     out.parent.mkdir(parents=True, exist_ok=True)
     figure.savefig(out, dpi=150)
     plt.close(figure)
@@ -98,7 +100,7 @@ def main() -> None:
     args = parser.parse_args()
     try:
         plot_runs(args.runs, args.out)
-    except ValueError as error:
+    except (OSError, ValueError) as error:
         sys.exit(f"error: {error}")
     print(args.out)
 

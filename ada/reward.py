@@ -24,7 +24,7 @@ import sys
 import time
 from pathlib import Path
 
-from ada import UserError
+from ada import UserError, one_line
 from ada.answers import GoldError, is_right, last_boxed, read_gold, too_long
 
 __all__ = ["GoldError", "RewardError", "Scorer", "grade", "last_boxed", "read_gold"]
@@ -88,7 +88,11 @@ def _worker(reward: str, time_limit_sec: float, memory_limit_bytes: int) -> None
     """
     trainer = os.getppid()
     connection = socket.socket(fileno=os.dup(0))
-    function = _load(reward)
+    try:
+        function = _load(reward)
+    except Exception as error:  # whatever a module of the user's does
+        connection.send(f"{type(error).__name__}: {one_line(error)}".encode()[:1000])
+        return
     connection.send(b"ready")
     watched = [signal.SIGCHLD, signal.SIGTERM]
     signal.pthread_sigmask(signal.SIG_BLOCK, watched)
@@ -251,6 +255,8 @@ class Scorer:
                 while message := grader.socket.recv(1024):
                     if message == b"ready":
                         grader.ready = True
+                    elif not grader.ready:
+                        raise RewardError(f"--reward {self._arguments[0]}: {message.decode(errors='replace')}")
                     else:
                         self._finish(grader.asked.popleft(), message.decode())
                 self._replace(grader)
@@ -264,9 +270,7 @@ class Scorer:
         """A worker has gone itself (killed from outside): the answer it was on is wrong, the others are asked again."""
         grader.close()
         if not grader.ready:
-            raise RewardError(
-                f"--reward {self._arguments[0]}: a grader could not start; its own error is printed above"
-            )
+            raise RewardError(f"--reward {self._arguments[0]}: a grader could not start")
         if grader.asked:
             self._finish(grader.asked.popleft(), "crash")
         self._queue.extendleft(reversed(grader.asked))

@@ -188,7 +188,8 @@ class Run:
                 self.introduced = True
                 first = lines[0]
                 verdict = "right" if first["correct"] else "wrong"
-                self.say(f"first response: {first['response']!r}, gold {first['gold']!r}: {verdict}")
+                self.say(f"a response to {first['prompt']!r}")
+                self.say(f"is {first['response']!r}, gold {first['gold']!r}: {verdict}")
 
     def _append(self, name: str, lines: list[dict]) -> None:
         try:
@@ -216,7 +217,7 @@ class Run:
         samples = sum(row.get("sampling/samples", 0) for row in rows)
         seconds = sum(row.get("time/step", 0) for row in rows)
         evaluating = sum(row.get("time/eval", 0) for row in rows)
-        self.say(f"\n{samples:,} samples in {seconds:.0f} s of training; {evaluating:.0f} s of evaluation")
+        self.say(f"\n{samples:,} samples in {seconds:.1f} s of training; {evaluating:.1f} s of evaluation")
         self.say(f"checkpoint  {checkpoint.newest(self.path / 'checkpoints')}")
         self.say(f"plot        {self.path / 'plot.png'}")
 

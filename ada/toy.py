@@ -274,6 +274,7 @@ def write(task: Task, folder: Path):
         rows.append({"problem": problem, "answer": answer, "right_of_16": len(right), "spurious": spurious})
     train = rows[TEST_ROWS:]
     splits = {"train": train, "hard": [row for row in train if row["right_of_16"] in (1, 2)], "test": rows[:TEST_ROWS]}
+    print("what the base model makes of each split (spurious: right answers by wrong chains)")
     print(f"{'split':>8} {'rows':>6} {'reward':>8} {'pass@16':>8} {'spurious':>9}")
     for name, split in splits.items():
         lines = [json.dumps({key: row[key] for key in ("problem", "answer", "right_of_16")}) for row in split]

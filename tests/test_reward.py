@@ -421,10 +421,10 @@ def test_a_worker_killed_from_outside_is_replaced():
 
 
 def test_a_reward_that_cannot_be_imported_is_an_error(capfd):
-    with Scorer(reward="no_such_module:reward") as scorer, pytest.raises(RewardError, match="no_such_module:reward"):
-        scorer.submit(0, "x", "x")
-        scorer.poll(30)
-    assert "no_such_module" in capfd.readouterr().err
+    for reward, message in (("no_such_module:reward", "No module named"), ("json:nope", "has no attribute 'nope'")):
+        with Scorer(reward=reward) as scorer, pytest.raises(RewardError, match=f"--reward {reward}: .*{message}"):
+            scorer.wait_until_ready()
+    assert capfd.readouterr().err == "", "one line, which is the command's to print"
     with pytest.raises(RewardError, match="MODULE:FUNCTION"):
         Scorer(reward="maths")
 
