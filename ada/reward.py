@@ -70,7 +70,7 @@ def _serve(connection: socket.socket, reward, time_limit_sec: float, memory_limi
         except MemoryError:
             os._exit(_OUT_OF_MEMORY)
         signal.setitimer(signal.ITIMER_REAL, 0)
-        connection.send(b"true" if correct else b"false")
+        _send(connection, b"true" if correct else b"false")
 
 
 def _receive(connection: socket.socket) -> bytes:
@@ -78,6 +78,12 @@ def _receive(connection: socket.socket) -> bytes:
     with contextlib.suppress(ConnectionError):
         return connection.recv(2 * MAX_MESSAGE_BYTES)
     return b""
+
+
+def _send(connection: socket.socket, message: bytes) -> None:
+    """To the scorer, if it is still there; if not, the next _receive says so."""
+    with contextlib.suppress(ConnectionError):
+        connection.send(message)
 
 
 def _worker(reward: str, time_limit_sec: float, memory_limit_bytes: int) -> None:
@@ -91,9 +97,9 @@ def _worker(reward: str, time_limit_sec: float, memory_limit_bytes: int) -> None
     try:
         function = _load(reward)
     except Exception as error:  # whatever a module of the user's does
-        connection.send(f"{type(error).__name__}: {one_line(error)}".encode()[:1000])
+        _send(connection, f"{type(error).__name__}: {one_line(error)}".encode()[:1000])
         return
-    connection.send(b"ready")
+    _send(connection, b"ready")
     watched = [signal.SIGCHLD, signal.SIGTERM]
     signal.pthread_sigmask(signal.SIG_BLOCK, watched)
     while True:
@@ -115,7 +121,7 @@ def _worker(reward: str, time_limit_sec: float, memory_limit_bytes: int) -> None
         code = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
         if closed or code == 0:
             return
-        connection.send({-signal.SIGALRM: b"timeout", _OUT_OF_MEMORY: b"memory"}.get(code, b"crash"))
+        _send(connection, {-signal.SIGALRM: b"timeout", _OUT_OF_MEMORY: b"memory"}.get(code, b"crash"))
 
 
 # ---- The scorer: what the trainer holds ------------------------------------------------------------------------------

@@ -4,6 +4,7 @@ import doctest
 import json
 import os
 import signal
+import socket
 import subprocess
 import sys
 import textwrap
@@ -516,3 +517,12 @@ def test_the_examples_in_the_docstrings():
     for module in (ada.answers, ada.reward):
         failed, tried = doctest.testmod(module)
         assert tried > 0 and failed == 0
+
+
+def test_a_worker_whose_scorer_is_gone_ends_quietly():
+    """A run that ends while its graders still start must not print their tracebacks."""
+    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    ours.close()
+    command = [sys.executable, "-m", "ada.reward", "math", "5.0", str(1 << 30)]
+    done = subprocess.run(command, stdin=theirs, cwd=PROJECT, capture_output=True, text=True, timeout=60)
+    assert (done.returncode, done.stderr) == (0, "")
