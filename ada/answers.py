@@ -436,7 +436,7 @@ def _equal_values(gold, answer, *_precision) -> bool:
     for point in _points(gold, answer):
         values = gold.evalf(30, subs=point), answer.evalf(30, subs=point)
         if not all(value.is_number and value.is_finite for value in values):  # f(x), Derivative, 1/0
-            return simplify(difference) == 0
+            return simplify(difference, doit=False) == 0  # integrals stay as they stand: solving one can take minutes
         if not _close(*values, exact=exact):
             return False
         if exact and not 1e-10 < abs(values[0]) < 1e10:  # 30 digits can't tell 2^999 from 2^999 + 1, nor 0 from 10^-40

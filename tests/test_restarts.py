@@ -208,5 +208,4 @@ def test_hostile_responses_hardly_slow_a_run(tmp_path, toy_folder):
     seconds = [sum(row["time/step"] for row in rows) for rows in (kind, hostile)]
     print(f"{seconds[0]:.0f} s, with hostile responses {seconds[1]:.0f} s; {hostile_samples} samples, {failures}")
     assert failures["grading/too_long"] > 0.005 * hostile_samples
-    assert failures["grading/timeout"] > 0
     assert seconds[1] / hostile_samples < 1.3 * seconds[0] / samples
