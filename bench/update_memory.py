@@ -1,6 +1,6 @@
 """Peak memory and time of an update, against the plain way to write it.
 
-    python bench/update_memory.py               # CPU, one thread, three minutes; wants 10 GiB of memory
+    python bench/update_memory.py               # CPU, one thread, two minutes; wants 10 GiB of memory
 
 Memory: one update of a model with Qwen2.5's vocabulary of 151,936. The plain way has the model return logits
 [B, T, V], takes log_softmax of all of them and picks the targets. Each way runs in a fresh process; what counts is the
