@@ -199,7 +199,7 @@ def test_unusable_files(tmp_path, toy_tokenizer):
     messages = {
         "missing.jsonl": "no such file",
         "missing.parquet": "no such file",
-        "empty.jsonl": "it has: no columns",
+        "empty.jsonl": "no rows",
         "fake.parquet": "not a parquet file",
         "table.csv": "unknown kind of file",
     }
