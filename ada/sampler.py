@@ -158,7 +158,7 @@ def sample_adaptively(
 
     There is no barrier between prompts: each one's next round is submitted as soon as its own round is complete
     and graded, while the others' rounds are in flight beside it. The policy does not change meanwhile, so the
-    pools are distributed as in Algorithm 1, whose rounds all prompts take in step, but the engine never idles.
+    pools are distributed as in Algorithm 1, whose rounds all prompts take in step; here no prompt holds up another.
 
     Args:
         engine: `capacity`, `submit(key, tokens, seed)`, `poll() -> [(key, tokens, logprobs, text, truncated)]`.
