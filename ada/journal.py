@@ -209,7 +209,7 @@ def from_line(line: dict) -> Sample:
 
 
 def fill(journals: list[Journal], folder: str, options: argparse.Namespace, ranks: Ranks) -> None:
-    """Draw all that is missing, with one engine. On all ranks; once per process, since vLLM cannot start twice."""
+    """Draw all that is missing, with one engine. On all ranks; once per process (see start_again in eval.py)."""
     from ada.engine import Engine  # vLLM takes 10 s to import: only when there is something to draw
 
     scorer = Scorer(options.graders)  # starts beside the engine
