@@ -10,12 +10,14 @@ ada/sampler.py. Left out on purpose: the KL term and the reference model, the va
 asynchronous (off-policy) generation. The paper uses none of the first three.
 """
 
-from ada import run_command, toy  # first: it sets the number of threads, which torch reads on import
+from ada import one_line, run_command, toy  # first: it sets the number of threads, which torch reads on import
 
 # isort: split
 import dataclasses
+import pkgutil
 import sys
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Literal
 
@@ -23,15 +25,27 @@ import torch.distributed as dist
 from tqdm import tqdm
 from transformers.utils import logging as transformers_logging
 
+from ada.baselines import passive, two_stage
 from ada.data import batch, describe, load_prompts, load_tokenizer, shared_queue
 from ada.eval import evaluate
 from ada.options import OptionError, parse_options
 from ada.reward import Scorer
 from ada.run import Clock, Run, SamplingBar, grading_failures, memory_in_use
-from ada.sampler import Prompt, by_row, exit_balance, exit_fixed, exit_pos, make_groups, sample_adaptively, summarise
+from ada.sampler import (
+    ExitRule,
+    Prompt,
+    by_row,
+    exit_balance,
+    exit_fixed,
+    exit_pos,
+    make_groups,
+    sample_adaptively,
+    summarise,
+)
 from ada.trainer import Ranks, Trainer, init_ranks
 
 EXIT_RULES = {"grpo": exit_fixed, "pos": exit_pos, "balance": exit_balance}
+BASELINES = ("passive", "two_stage")
 
 
 def option(default, help: str):
@@ -50,13 +64,14 @@ class Config:
     max_response_tokens: int = option(32, "longer responses are cut and marked truncated")
 
     # sampling (Algorithm 1)
-    sampler: Literal["grpo", "pos", "balance"] = option(
+    sampler: str = option(
         "balance",
-        "when a prompt may stop: grpo after one round, pos with one right response, balance with half and half",
+        "when a prompt may stop: grpo after one round, pos with one right response, balance with half and half; "
+        "passive and two_stage: see ada/baselines.py; or MODULE:FUNCTION, an exit rule of your own",
     )
     group_size: int = option(4, "n: responses per prompt in the update")
-    round_size: int = option(8, "responses per prompt and round (grpo: group_size)")
-    max_rounds: int = option(4, "rounds per prompt (grpo: 1)")
+    round_size: int = option(8, "responses per prompt and round (grpo, passive: group_size; two_stage: the pilot's)")
+    max_rounds: int = option(4, "rounds per prompt (grpo: 1; passive: waves of prompts; two_stage: on average)")
     prompts_per_step: int = option(128, "prompts per iteration, over all ranks")
     temperature: float = option(1.0, "of sampling, and of the log-probs in the update")
     baseline: Literal["global", "group"] = option("global", "mean that advantages are measured against: pool or group")
@@ -104,9 +119,11 @@ class Config:
 
     def __post_init__(self):
         what = Path(self.config).stem or ("toy" if self.model.startswith("toy-") else Path(self.model).name)
-        self.name = self.name or f"{what}-{self.sampler}-seed{self.seed}"
+        self.name = self.name or f"{what}-{self.sampler.rpartition(':')[2]}-seed{self.seed}"
+        if self.sampler in ("grpo", "passive"):
+            self.round_size = self.group_size
         if self.sampler == "grpo":
-            self.round_size, self.max_rounds = self.group_size, 1
+            self.max_rounds = 1
 
     def check(self) -> None:
         """Raise OptionError on a value that cannot be, naming the option."""
@@ -120,6 +137,15 @@ class Config:
         for name in ("eps_low", "gpu_memory_share"):
             if not getattr(self, name) < 1:
                 raise OptionError(f"--{name} {getattr(self, name)}: must be below 1")
+        if self.sampler not in BASELINES:
+            find_exit_rule(self.sampler)
+        if self.sampler == "passive" and self.keep_uniform:
+            raise OptionError("--keep_uniform: --sampler passive is about leaving them out")
+        if self.sampler == "two_stage" and self.round_size * (self.max_rounds - 1) < self.group_size:
+            raise OptionError(
+                f"--max_rounds {self.max_rounds}: --sampler two_stage takes one for the pilot, and --group_size "
+                f"{self.group_size} does not fit into the others (of --round_size {self.round_size})"
+            )
         if self.group_size > self.round_size * self.max_rounds:
             raise OptionError(
                 f"--group_size {self.group_size}: --max_rounds {self.max_rounds} of --round_size {self.round_size} "
@@ -187,11 +213,10 @@ def train(config: Config) -> None:
         # ---- sample: ranks take prompts from one queue, each as fast as it gets through them
         prompts = batch(train_prompts, step=step - 1, size=config.prompts_per_step, seed=config.seed)
         with SamplingBar("sampling", run.bars_off) as progress:
-            my_pools = sample_adaptively(
+            draw = partial(
+                sample_adaptively,
                 engine,
                 scorer,
-                shared_queue(prompts, ranks.store, f"train/{step}"),
-                exit_rule=EXIT_RULES[config.sampler],
                 n=config.group_size,
                 round_size=config.round_size,
                 max_rounds=config.max_rounds,
@@ -199,6 +224,13 @@ def train(config: Config) -> None:
                 step=step,
                 progress=progress,
             )
+            if config.sampler == "passive":
+                my_pools = passive(draw, prompts, train_prompts, ranks)
+            elif config.sampler == "two_stage":
+                my_pools = two_stage(draw, prompts, ranks)
+            else:
+                queue = shared_queue(prompts, ranks.store, f"train/{step}")
+                my_pools = draw(queue, exit_rule=find_exit_rule(config.sampler))
         clock.lap("time/sampling")
 
         # ---- group: n balanced responses from each mixed pool; after the gather every rank knows all groups
@@ -258,6 +290,19 @@ def load(source: str, tokenizer, config: Config, ranks: Ranks) -> list[Prompt]:
     if ranks.rank == 0:
         print(f"{source}: {describe(counts)}")
     return prompts
+
+
+def find_exit_rule(sampler: str) -> ExitRule:
+    """By name, or MODULE:FUNCTION. Raises OptionError."""
+    if sampler in EXIT_RULES:
+        return EXIT_RULES[sampler]
+    names = ", ".join([*EXIT_RULES, *BASELINES])
+    if ":" not in sampler:
+        raise OptionError(f"--sampler {sampler}: must be one of {names}, or MODULE:FUNCTION")
+    try:
+        return pkgutil.resolve_name(sampler)
+    except (ValueError, ImportError, AttributeError) as error:
+        raise OptionError(f"--sampler {sampler}: {one_line(error)}") from error
 
 
 def make_engine(config: Config, folder: str, ranks: Ranks):

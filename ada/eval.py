@@ -75,6 +75,11 @@ def powers(k: int) -> list[int]:
     return [2**i for i in range(k.bit_length())]
 
 
+def curve(pools: list[Pool], k: int, chance: Callable[[int, int, int], float]) -> dict[str, float]:
+    """Means over the pools of pass_at_k or all_right_at_k, by "1", "2", "4", ... up to k."""
+    return {str(i): sum(chance(len(pool.samples), pool.n_correct, i) for pool in pools) / len(pools) for i in powers(k)}
+
+
 def standard_error(values: list[float], seed: int, resamples: int = 1000) -> float:
     """Of the values' mean, one value per problem: how it varies when problems are drawn anew (bootstrap)."""
     rng = np.random.default_rng(seed_of("bootstrap", seed))
@@ -98,22 +103,16 @@ def combine(means: list[float], errors: list[float], weights: list[float]) -> tu
 
 
 def summarise_eval(pools: list[Pool], k: int) -> dict[str, float]:
-    """Means over prompts of the pools' Ave@k and Pass@1, 2, 4, ... up to k; of the sampled tokens, means over tokens.
+    """Means over prompts of the pools' Ave@k, and of the chances that one or all of 1, 2, 4, ... k are right (Fig. 2).
 
     Entropy is the mean of -log p over the sampled tokens: unbiased, since each was drawn from its distribution.
     """
     samples = [sample for pool in pools for sample in pool.samples]
     n_tokens = sum(len(sample.tokens) for sample in samples)
-
-    def mean(estimate: Callable[[Pool], float]) -> float:
-        return sum(map(estimate, pools)) / len(pools)
-
     return {
-        "eval/reward": mean(lambda pool: pool.mean),
-        **{
-            f"eval/pass@{power}": mean(lambda pool, power=power: pass_at_k(len(pool.samples), pool.n_correct, power))
-            for power in powers(k)
-        },
+        "eval/reward": sum(pool.mean for pool in pools) / len(pools),
+        **{f"eval/pass@{i}": share for i, share in curve(pools, k, pass_at_k).items()},
+        **{f"eval/all_right@{i}": share for i, share in curve(pools, k, all_right_at_k).items()},
         "eval/entropy": -sum(sum(sample.logprobs) for sample in samples) / n_tokens,
         "eval/length": n_tokens / len(samples),
         "eval/truncated": sum(sample.truncated for sample in samples) / len(samples),
@@ -147,12 +146,6 @@ def evaluate(
 
 def result(model: str, data: str, pools: list[Pool], k: int, seed: int) -> dict:
     """One model on one data set: a row of results.json. Shares, not percent; `error` is the one of `ave`."""
-
-    def curve(chance: Callable[[int, int, int], float]) -> dict[str, float]:
-        return {
-            str(i): sum(chance(len(pool.samples), pool.n_correct, i) for pool in pools) / len(pools) for i in powers(k)
-        }
-
     samples = [sample for pool in pools for sample in pool.samples]
     return {
         "model": model,
@@ -161,8 +154,8 @@ def result(model: str, data: str, pools: list[Pool], k: int, seed: int) -> dict:
         "k": k,
         "ave": sum(pool.mean for pool in pools) / len(pools),
         "error": standard_error([pool.mean for pool in pools], seed),
-        "pass": curve(pass_at_k),
-        "all_right": curve(all_right_at_k),
+        "pass": curve(pools, k, pass_at_k),
+        "all_right": curve(pools, k, all_right_at_k),
         "length": sum(len(sample.tokens) for sample in samples) / len(samples),
         "truncated": sum(sample.truncated for sample in samples) / len(samples),
     }

@@ -60,6 +60,8 @@ class Pool:
     samples: list[Sample] = field(default_factory=list)  # sorted by index
     rounds: int = 0  # completed ones
     resolved: bool = False  # did the exit rule hold, or did the rounds run out?
+    pilot: list[Sample] = field(default_factory=list)  # of two-stage allocation: drawn, counted, not learnt from
+    surplus: bool = False  # of passive filtering: the batch was full without it
 
     @property
     def n_correct(self) -> int:
@@ -79,15 +81,21 @@ class Pool:
         """All right or all wrong: nothing to learn from."""
         return self.n_correct in (0, len(self.samples))
 
-    @property
-    def first_round(self) -> list[Sample]:
-        """The samples drawn before any exit rule was asked: independent, so their mean is unbiased."""
-        return self.samples[: len(self.samples) // self.rounds]
+    def first_rounds(self, count: int) -> list[Sample]:
+        """The samples of the first `count` rounds, or of all if there were fewer.
+
+        Those of the first were drawn before any exit rule was asked: they are independent, their mean is unbiased.
+        """
+        return self.samples[: count * len(self.samples) // self.rounds]
 
     def without_tokens(self) -> "Pool":
         """A copy for the metrics of other ranks: verdicts, lengths and summed log-probs, no tokens and no text."""
-        light = [replace(s, tokens=range(len(s.tokens)), logprobs=[sum(s.logprobs)], text="") for s in self.samples]
-        return replace(self, prompt=replace(self.prompt, text="", tokens=[], problem=""), samples=light)
+
+        def light(samples: list[Sample]) -> list[Sample]:
+            return [replace(s, tokens=range(len(s.tokens)), logprobs=[sum(s.logprobs)], text="") for s in samples]
+
+        prompt = replace(self.prompt, text="", tokens=[], problem="")
+        return replace(self, prompt=prompt, samples=light(self.samples), pilot=light(self.pilot))
 
 
 @dataclass(slots=True)
@@ -284,7 +292,7 @@ def make_groups(
     """
     groups = []
     for pool in pools:
-        if pool.uniform and not keep_uniform:
+        if pool.surplus or (pool.uniform and not keep_uniform):
             continue
         rng = random.Random(seed_of("downsample", seed, step, pool.prompt.row))
         kept = downsample(pool, n, rng)
@@ -310,20 +318,22 @@ def summarise(pools: list[Pool], groups: list[Group], n: int) -> dict[str, float
     def mean(values: list[float]) -> float | None:
         return sum(values) / len(values) if values else None  # no groups, nothing kept
 
-    first_rounds = [sample for pool in pools for sample in pool.first_round]
-    samples = [sample for pool in pools for sample in pool.samples]
+    first_rounds = [sample for pool in pools for sample in pool.first_rounds(1)]
+    drawn = [sample for pool in pools for sample in pool.pilot + pool.samples]
     return {
         "reward/first_round": mean([sample.correct for sample in first_rounds]),
         "reward/pool": mean([pool.mean for pool in pools]),
         "reward/kept": mean([sample.correct for group in groups for sample in group.samples]),
-        "sampling/samples": len(samples),
-        "sampling/tokens": sum(len(sample.tokens) for sample in samples),
+        "sampling/samples": len(drawn),
+        "sampling/tokens": sum(len(sample.tokens) for sample in drawn),
         # what GRPO would have lost: the first n responses agree
         "sampling/uniform_at_n": share(lambda pool: len({sample.correct for sample in pool.samples[:n]}) == 1),
         "sampling/uniform_after": share(lambda pool: pool.uniform),
         # Fig. 5: prompts still active after the last round, by what they lacked
         "sampling/unresolved_no_right": share(lambda pool: not pool.resolved and pool.n_correct < max(1, n // 2)),
         "sampling/unresolved_no_wrong": share(lambda pool: not pool.resolved and pool.n_wrong < n - n // 2),
+        # balance's threshold for right ones, met by then
+        "sampling/right_in_two_rounds": share(lambda pool: sum(s.correct for s in pool.first_rounds(2)) >= n // 2),
         "sampling/resolved_in_two_rounds": share(lambda pool: pool.resolved and pool.rounds <= 2),
         "update/groups": len(groups),
         "response/length": mean([len(sample.tokens) for sample in first_rounds]),  # tok

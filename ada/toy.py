@@ -112,6 +112,11 @@ def chain_is_right(prompt: str, response: str) -> bool:
     return response.strip() == solve(re.search(r"\d([+-]\d)+", prompt).group())
 
 
+def right_chain(response: str, row: dict) -> bool:
+    """A reward that pays for right chains only: torchrun train.py --reward ada.toy:right_chain"""
+    return chain_is_right(row["problem"], response)
+
+
 def make_teacher(task: Task, rng: random.Random):
     """A function fact(a, operation, b) -> digit with the teacher's noise."""
     facts = [(a, operation, b) for a in range(10) for operation in OPERATIONS for b in range(10)]

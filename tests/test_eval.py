@@ -80,6 +80,9 @@ def test_summarise_eval_by_hand():
             "eval/pass@1": (1 / 4 + 0 + 1) / 3,
             "eval/pass@2": (1 / 2 + 0 + 1) / 3,  # 3 of the 6 pairs of the first prompt have its right response
             "eval/pass@4": 2 / 3,
+            "eval/all_right@1": (1 / 4 + 0 + 1) / 3,
+            "eval/all_right@2": 1 / 3,
+            "eval/all_right@4": 1 / 3,
             "eval/entropy": 0.1,  # each token has log-prob -0.1
             "eval/length": 2.5,  # 1, 2, 3 and 4 tokens
             "eval/truncated": 1 / 4,

@@ -552,6 +552,7 @@ def test_summarise_balance_by_hand():
             "sampling/uniform_after": 1 / 5,  # the last
             "sampling/unresolved_no_right": 2 / 5,  # rows 2 and 4
             "sampling/unresolved_no_wrong": 1 / 5,  # row 3
+            "sampling/right_in_two_rounds": 3 / 5,  # rows 0, 1 and 3; row 2's one comes in the third round
             "sampling/resolved_in_two_rounds": 2 / 5,
             "update/groups": 4,
             "response/length": 2.5,  # 1, 2, 3 and 4 tokens in each first round
@@ -742,7 +743,7 @@ def test_pos_in_rounds_of_one_overstates_the_pass_rate():
     pools = sample(make_prompts(4000), coin(p), exit_rule=exit_pos, round_size=1, max_rounds=200)
     means = [pool.mean for pool in pools]
     assert_mean(means, -p * math.log(p) / (1 - p))  # 0.402, twice p
-    assert_mean([pool.first_round[0].correct for pool in pools], p)
+    assert_mean([pool.first_rounds(1)[0].correct for pool in pools], p)
 
 
 @pytest.mark.parametrize("exit_rule, expected", [(exit_pos, 0.130), (exit_balance, 0.132)])
@@ -753,8 +754,8 @@ def test_stopping_biases_the_pool_mean_and_not_the_first_round(exit_rule, expect
     assert exact == pytest.approx(expected, abs=0.001)
     pools, _ = simulate(p, exit_rule=exit_rule)
     assert_mean([pool.mean for pool in pools], exact)
-    assert_mean([s.correct for pool in pools for s in pool.first_round], p)
-    assert all(len(pool.first_round) == 8 for pool in pools)
+    assert_mean([s.correct for pool in pools for s in pool.first_rounds(1)], p)
+    assert all(len(pool.first_rounds(1)) == 8 for pool in pools)
     metrics = summarise(pools, [], 4)
     assert metrics["reward/first_round"] == pytest.approx(p, abs=0.01)
     assert metrics["reward/pool"] == pytest.approx(exact, abs=0.01)

@@ -1,0 +1,104 @@
+"""Runs everything in configs/figures.yaml on the toy, then draws the figures and writes the tables.
+
+    python -m experiments.figures              # make figures: about an hour on two cores
+    python -m experiments.figures --quick      # make figures-quick: a tenth of the steps, one seed; out/figures-quick/
+
+Runs are processes of train.py with one thread each, as many side by side as there are cores. A run that is complete
+is not run again, one that was killed goes on from its last checkpoint: so the same command finishes the job.
+"""
+
+import argparse
+import os
+import subprocess
+import sys
+import time
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from itertools import product
+from pathlib import Path
+
+import yaml
+from tqdm import tqdm
+
+from ada import UserError, run_command, toy
+from ada.options import parse_options
+from ada.plot import read_metrics
+from train import Config
+
+PLAN = Path("configs/figures.yaml")
+
+
+@dataclass(frozen=True)
+class Job:
+    """One run of train.py."""
+
+    name: str
+    arguments: list[str]
+    steps: int
+    seed: int
+
+    def done(self, out: Path) -> bool:
+        """Has the last step been logged?"""
+        try:
+            return read_metrics(out / self.name)[-1]["step"] == self.steps
+        except (ValueError, IndexError):
+            return False
+
+    def run(self, out: Path) -> str | None:
+        """Run it; what it prints goes to a file in `out`/logs. Returns what went wrong, or None."""
+        log = out / "logs" / f"{self.name}.log"
+        log.parent.mkdir(parents=True, exist_ok=True)
+        command = [sys.executable, "train.py", *self.arguments, f"--out={out}", f"--name={self.name}"]
+        environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+        with log.open("w") as file:
+            code = subprocess.run(command, stdout=file, stderr=subprocess.STDOUT, env=environment).returncode
+        if code or not self.done(out):
+            return f"{log}: exit status {code}: {' '.join(log.read_text().splitlines()[-1:])}"
+        return None
+
+
+def read_plan(path: Path, quick: bool) -> list[Job]:
+    """The runs of a plan, those of the first seed first. Raises UserError for what train.py would refuse."""
+    plan = yaml.safe_load(path.read_text())
+    jobs = {}
+    for comparison in plan["comparisons"]:
+        for set_name, sampler in product(comparison["sets"], comparison["samplers"]):
+            options = {**plan["options"], **plan["samplers"][sampler], **comparison.get("options", {})}
+            arguments = [f"--config={plan['sets'][set_name]}", *(f"--{name}={options[name]}" for name in options)]
+            config = parse_options(Config, arguments)
+            steps = config.steps
+            if quick:
+                steps //= 10
+                arguments += [f"--steps={steps}", f"--eval_every={config.eval_every // 2}", "--eval_k=16"]
+            for seed in range(1 if quick else comparison["seeds"]):
+                name = f"{set_name}-{sampler}{comparison.get('suffix', '')}-seed{seed}"
+                jobs[name] = Job(name, [*arguments, f"--seed={seed}"], steps, seed)
+    return sorted(jobs.values(), key=lambda job: job.seed)
+
+
+def run_all(jobs: list[Job], out: Path, processes: int) -> None:
+    """Those that are not done, `processes` side by side. Raises UserError with what failed."""
+    toy.locate("toy-demo/model")  # or two processes would wait for one another's build
+    waiting = [job for job in jobs if not job.done(out)]
+    print(f"{len(jobs)} runs, {len(jobs) - len(waiting)} of them done; {processes} at a time; logs in {out}/logs")
+    start = time.perf_counter()
+    with ThreadPoolExecutor(processes) as pool:
+        results = pool.map(lambda job: job.run(out), waiting)
+        failures = [failure for failure in tqdm(results, "runs", len(waiting)) if failure]
+    print(f"{len(waiting)} runs in {(time.perf_counter() - start) / 60:.0f} min")
+    if failures:
+        raise UserError("; ".join([f"{len(failures)} runs failed; the same command tries them again", *failures]))
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description="Run the comparisons on the toy and draw the figures.")
+    parser.add_argument("--plan", type=Path, default=PLAN, help="YAML file (%(default)s)")
+    parser.add_argument("--quick", action="store_true", help="a tenth of the steps, one seed; nothing goes into docs/")
+    parser.add_argument("--processes", type=int, default=os.cpu_count(), help="runs side by side (%(default)s)")
+    args = parser.parse_args()
+    out = Path("out/figures-quick" if args.quick else "out/figures")
+    run_all(read_plan(args.plan, args.quick), out, args.processes)
+
+
+if __name__ == "__main__":
+    run_command(main)
