@@ -12,7 +12,7 @@ import os
 import subprocess
 import sys
 import time
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor, as_completed
 from dataclasses import dataclass
 from itertools import product
 from pathlib import Path
@@ -83,8 +83,8 @@ def run_all(jobs: list[Job], out: Path, processes: int) -> None:
     print(f"{len(jobs)} runs, {len(jobs) - len(waiting)} of them done; {processes} at a time; logs in {out}/logs")
     start = time.perf_counter()
     with ThreadPoolExecutor(processes) as pool:
-        results = pool.map(lambda job: job.run(out), waiting)
-        failures = [failure for failure in tqdm(results, "runs", len(waiting)) if failure]
+        ending = as_completed([pool.submit(job.run, out) for job in waiting])
+        failures = [run.result() for run in tqdm(ending, "runs", len(waiting)) if run.result()]
     print(f"{len(waiting)} runs in {(time.perf_counter() - start) / 60:.0f} min")
     if failures:
         raise UserError("; ".join([f"{len(failures)} runs failed; the same command tries them again", *failures]))

@@ -121,6 +121,30 @@ def test_two_ranks_do_what_one_does(four_steps, tmp_path):
     assert all((value - one[name]).abs().max() < 1e-4 for name, value in weights(run, 2).items())
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("sampler", ["passive", "two_stage"])
+def test_the_baselines_do_on_two_ranks_what_they_do_on_one(sampler, tmp_path, toy_folder):
+    """Waves and budgets are agreed upon over the real process group."""
+    options = [f"--sampler={sampler}", "--steps=2"]
+    for ranks in (0, 2):
+        done = launch(tmp_path / str(ranks), *options, ranks=ranks)
+        assert done.returncode == 0, done.stderr
+    one, two = (tmp_path / str(ranks) / f"toy-{sampler}-seed0" for ranks in (0, 2))
+    assert read(two / "samples.jsonl") == read(one / "samples.jsonl")
+    ours, theirs = (without_clock(read(run / "metrics.jsonl")) for run in (two, one))
+    for row, expected in zip(ours, theirs, strict=True):
+        assert row == pytest.approx(expected, rel=1e-4, abs=1e-5)
+
+
+def test_an_exit_rule_of_ones_own(tmp_path, toy_folder):
+    """The way in for whoever has an idea: a function of the pool, named on the command line."""
+    done = launch(tmp_path, "--sampler=experiments.rules:exit_signal", "--steps=1")
+    assert done.returncode == 0, done.stderr
+    row = read(tmp_path / "toy-exit_signal-seed0" / "metrics.jsonl")[1]
+    assert row["update/groups"] == 8 - round(8 * row["sampling/uniform_after"])
+    assert 8 * 8 <= row["sampling/samples"] < 8 * 32
+
+
 def test_another_config_is_refused(four_steps):
     """Continuing a run with other options would mix two experiments in one log."""
     run, _ = four_steps

@@ -1,0 +1,332 @@
+"""From runs' logs to numbers, and from numbers to the tables in README.md and docs/.
+
+docs/figures/results.json holds a record per run, made of metrics.jsonl and samples.jsonl. Every table is made of that
+file alone, and stands in a page between two marks, <!-- table: NAME --> and <!-- end -->. To refresh them by hand:
+
+    python -m experiments.results
+"""
+
+import json
+import math
+import re
+import statistics
+from collections import defaultdict
+from pathlib import Path
+
+from ada.eval import markdown
+from ada.plot import read_metrics
+from ada.toy import boxed, chain_is_right, solve
+
+RESULTS = Path("docs/figures/results.json")
+PAGES = [Path("README.md"), Path("docs/claims.md"), Path("docs/spurious.md")]
+MEANS = (  # over the steps of a window
+    *("reward/first_round", "sampling/uniform_at_n", "sampling/uniform_after", "sampling/unresolved_no_right"),
+    *("sampling/unresolved_no_wrong", "sampling/right_in_two_rounds", "sampling/resolved_in_two_rounds"),
+    "response/truncated",
+)
+TOTALS = {"samples": "sampling/samples", "tokens": "sampling/tokens", "groups": "update/groups", "seconds": "time/step"}
+BINS = {"up to 1/8": 1 / 8, "up to 1/2": 1 / 2, "above 1/2": 1.0}  # of a pool's share of right responses
+
+
+# ----------------------------------------------------------------------------------------------------------------
+# A record per run
+
+
+def read_run(folder: Path) -> dict:
+    """What the tables need of a run: a window per evaluation, from the one before it.
+
+    A window has the evaluation at its end, totals so far, means over its steps, and counts of spurious answers among
+    the logged responses (those to `log_prompts` prompts a step).
+    """
+    config = json.loads((folder / "config.json").read_text())
+    rows = read_metrics(folder)
+    ends = [row["step"] for row in rows if "eval/reward" in row]
+    spurious = count_spurious(folder / "samples.jsonl", ends)
+    windows, totals, steps = [], dict.fromkeys(TOTALS, 0), []
+    for row in rows:
+        for name, key in TOTALS.items():
+            totals[name] += row.get(key, 0)
+        steps += [row] if row["step"] else []
+        if "eval/reward" in row:
+            evaluation = {key: round(row[key], 5) for key in row if key.startswith("eval/")}
+            means = {key: round(statistics.fmean(s[key] for s in steps), 5) for key in MEANS if steps}
+            whole = {name: round(total, 2) for name, total in totals.items()}
+            windows.append({"step": row["step"], **whole, **evaluation, **means, **spurious.get(row["step"], {})})
+            steps = []
+    return {"group_size": config["group_size"], "prompts": config["prompts_per_step"], "windows": windows}
+
+
+def count_spurious(path: Path, ends: list[int]) -> dict[int, dict]:
+    """Per window, by the step at its end: how many answers were right, and how many of them by a wrong chain.
+
+    Whatever the reward is, "right" here means that the box holds the answer. `first`: responses of the first round,
+    `drawn`: all, by the share of right ones in their pool, `kept`: those with an advantage, also by it.
+    """
+    pools = defaultdict(list)
+    for line in path.read_text().splitlines():
+        sample = json.loads(line)
+        pools[sample["step"], sample["row"]].append(sample)
+    counts = {end: defaultdict(int) for end in ends}
+    for (step, _), pool in pools.items():
+        count = counts[next(end for end in ends if end >= step)]
+        problem = re.search(r"\d([+-]\d)+", pool[0]["prompt"]).group()
+        rate = sum(sample["correct"] for sample in pool) / len(pool)
+        bin_ = next(name for name, most in BINS.items() if rate <= most)
+        for sample in pool:
+            right = boxed(sample["response"]) == boxed(solve(problem))
+            spurious = right and not chain_is_right(problem, sample["response"])
+            places = [f"drawn {bin_}"]
+            if sample["index"] < 4:
+                places.append("first")
+            if sample["advantage"] is not None:
+                places += ["kept", f"kept {bin_}"]
+            for place in places:
+                count[f"{place}: all"] += 1
+                count[f"{place}: right"] += right
+                count[f"{place}: spurious"] += spurious
+    return {end: dict(count) for end, count in counts.items()}
+
+
+def collect(names: list[str], out: Path, path: Path) -> dict[str, dict]:
+    """The records of all runs, by name (SET-SAMPLER-seedN), also written to `path`, a run a line."""
+    results = {name: read_run(out / name) for name in sorted(names)}
+    lines = ",\n".join(f"{json.dumps(name)}: {json.dumps(results[name])}" for name in results)
+    path.write_text("{\n" + lines + "\n}\n")
+    return results
+
+
+# ----------------------------------------------------------------------------------------------------------------
+# Numbers
+
+
+def by_sampler(results: dict[str, dict], set_name: str) -> dict[str, list[dict]]:
+    """sampler -> the records of its seeds."""
+    found = defaultdict(list)
+    for name, record in results.items():
+        set_, sampler = re.fullmatch(r"([^-]+)-(.+)-seed\d+", name).groups()
+        if set_ == set_name:
+            found[sampler].append(record)
+    return dict(found)
+
+
+def mean_and_error(values: list[float]) -> tuple[float, float]:
+    """Mean, and its standard error (nan with one value)."""
+    return statistics.fmean(values), statistics.stdev(values) / math.sqrt(len(values)) if len(values) > 1 else math.nan
+
+
+def show(values: list[float], scale: float = 1, digits: int = 1) -> str:
+    """Mean ± standard error of the values that there are; those of a share of nothing are nan.
+
+    >>> show([0.5, 0.52, 0.54], scale=100)
+    '52.0 ± 1.2'
+    """
+    values = [scale * value for value in values if not math.isnan(value)]
+    if not values:
+        return ""
+    mean, error = mean_and_error(values)
+    return f"{mean:.{digits}f}" + ("" if math.isnan(error) else f" ± {error:.{digits}f}")
+
+
+def last(record: dict, key: str) -> float:
+    return record["windows"][-1][key]
+
+
+def at(record: dict, key: str, axis: str, place: float) -> float | None:
+    """A metric where `axis` (samples, seconds, ...) reaches `place`, between evaluations in a straight line.
+
+    None if the run ends before; 3% are forgiven, for what takes about equally long.
+    """
+    windows = record["windows"]
+    if last(record, axis) < 0.97 * place:
+        return None
+    for before, after in zip(windows, windows[1:], strict=False):
+        if after[axis] >= place:
+            share = (place - before[axis]) / (after[axis] - before[axis])
+            return before[key] + share * (after[key] - before[key])
+    return windows[-1][key]
+
+
+FIRST, LAST = slice(0, 1), slice(-1, None)  # windows
+
+
+def share(records: list[dict], place: str, which: slice) -> list[float]:
+    """Per run: spurious ones among right answers in some of its windows."""
+    shares = []
+    for record in records:
+        windows = record["windows"][1:][which]
+        right, spurious = (sum(w.get(f"{place}: {kind}", 0) for w in windows) for kind in ("right", "spurious"))
+        shares.append(spurious / right if right else math.nan)
+    return shares
+
+
+# ----------------------------------------------------------------------------------------------------------------
+# Tables
+
+
+def final(samplers: dict[str, list[dict]]) -> str:
+    """What each run ends with and has cost."""
+    per_step = {
+        name: statistics.fmean(last(record, "seconds") / last(record, "step") for record in records)
+        for name, records in samplers.items()
+    }
+    rows = [["sampler", "steps", "1000 samples", "s/step", "x grpo", "reward", "pass@32", "entropy"]]
+    for name, records in samplers.items():
+        rows.append(
+            [
+                *(name, str(last(records[0], "step"))),
+                show([last(record, "samples") for record in records], 1e-3, 0),
+                *(f"{per_step[name]:.2f}", f"{per_step[name] / per_step['grpo']:.1f}"),
+                show([last(record, "eval/reward") for record in records], 100),
+                show([last(record, largest_pass(record)) for record in records], 100),
+                show([last(record, "eval/entropy") for record in records], 1, 3),
+            ]
+        )
+    return markdown(rows)
+
+
+def largest_pass(record: dict) -> str:
+    return max((key for key in record["windows"][0] if "pass@" in key), key=lambda key: int(key.partition("@")[2]))
+
+
+def at_equal(samplers: dict[str, list[dict]], axis: str, key: str = "eval/reward") -> str:
+    """Held-out reward where each has cost as much as grpo, pos and balance at their ends."""
+    places = {
+        name: statistics.fmean(last(record, axis) for record in samplers[name])
+        for name in ("grpo", "pos", "balance")
+        if name in samplers
+    }
+    unit = {"samples": (1e-3, "k"), "seconds": (1, " s")}[axis]
+    rows = [["sampler", *(f"{name}'s {place * unit[0]:.0f}{unit[1]}" for name, place in places.items())]]
+    for name, records in samplers.items():
+        cells = []
+        for place in places.values():
+            values = [at(record, key, axis, place) for record in records]
+            cells.append("" if None in values else show(values, 100))
+        rows.append([name, *cells])
+    return markdown(rows)
+
+
+def dynamics(samplers: dict[str, list[dict]]) -> str:
+    """Fig. 5 in numbers: the first window of steps and the last."""
+    keys = {
+        "too few right": "sampling/unresolved_no_right",
+        "too few wrong": "sampling/unresolved_no_wrong",
+        "right in 2 rounds": "sampling/right_in_two_rounds",
+        "resolved in 2": "sampling/resolved_in_two_rounds",
+        "uniform at 4": "sampling/uniform_at_n",
+        "uniform pools": "sampling/uniform_after",
+    }
+    rows = [["sampler", "steps", "samples per prompt", *keys]]
+    for name, records in samplers.items():
+        for i in (1, len(records[0]["windows"]) - 1):
+            pairs = [(record["windows"][i - 1], record["windows"][i]) for record in records]
+            steps = f"{pairs[0][0]['step'] + 1}-{pairs[0][1]['step']}"
+            prompts = [
+                (after["samples"] - before["samples"]) / (after["step"] - before["step"]) / record["prompts"]
+                for record, (before, after) in zip(records, pairs, strict=True)
+            ]
+            shares = [show([after[key] for _, after in pairs], 100) for key in keys.values()]
+            rows.append([name, steps, show(prompts), *shares])
+    return markdown(rows)
+
+
+def spurious(samplers: dict[str, list[dict]]) -> str:
+    """Wrong chains among right answers, and right chains among all responses, early and late."""
+    rows = [
+        ["sampler", "reward", "first steps", "last steps", "kept, first", "kept, last", "right answers", "right chains"]
+    ]
+    for name, records in samplers.items():
+        end = [record["windows"][-1] for record in records]
+        answers = [window["first: right"] / window["first: all"] for window in end]
+        chains = [(window["first: right"] - window["first: spurious"]) / window["first: all"] for window in end]
+        rows.append(
+            [
+                *(name.removesuffix("-chain"), "chain" if name.endswith("-chain") else "answer"),
+                *(show(share(records, place, which), 100) for place in ("first", "kept") for which in (FIRST, LAST)),
+                *(show(values, 100) for values in (answers, chains)),
+            ]
+        )
+    return markdown(rows)
+
+
+def spurious_by_rate(samplers: dict[str, list[dict]]) -> str:
+    """Wrong chains among right answers, by the share of right ones in the pool, in the first quarter of a run."""
+    rows = [["sampler", "reward", *(f"{what}, {name}" for what in ("drawn", "kept") for name in BINS)]]
+    for name, records in samplers.items():
+        cells = [
+            show(share(records, f"{what} {bin_}", slice(0, 2)), 100) for what in ("drawn", "kept") for bin_ in BINS
+        ]
+        rows.append([name.removesuffix("-chain"), "chain" if name.endswith("-chain") else "answer", *cells])
+    return markdown(rows)
+
+
+def rules(samplers: dict[str, list[dict]]) -> str:
+    """Cheaper exit rules where they have drawn as much as balance in all; differences paired by seed."""
+    keys = {"reward": ("eval/reward", 100, 1), "pass@32": ("eval/pass@32", 100, 1), "entropy": ("eval/entropy", 1, 4)}
+    rows = [["rule", "seeds", "steps", "groups per 1000 samples", *keys, *(f"{key} - balance's" for key in keys)]]
+    balance = samplers["balance"]
+    for name in ("balance", "signal", "memory"):
+        pairs = list(zip(samplers[name], balance, strict=True))
+        places = [last(other, "samples") for _, other in pairs]
+
+        def values(key, pairs=pairs, places=places):
+            return [at(record, key, "samples", place) for (record, _), place in zip(pairs, places, strict=True)]
+
+        groups = [g / place for g, place in zip(values("groups"), places, strict=True)]
+        differences = [
+            show(
+                [value - last(other, key) for value, (_, other) in zip(values(key), pairs, strict=True)], scale, digits
+            )
+            for key, scale, digits in keys.values()
+        ]
+        rows.append(
+            [
+                *(name, str(len(pairs)), show(values("step"), 1, 0), show(groups, 1000)),
+                *(show(values(key), scale, digits) for key, scale, digits in keys.values()),
+                *(differences if name != "balance" else [""] * len(keys)),
+            ]
+        )
+    return markdown(rows)
+
+
+def tables(results: dict[str, dict]) -> dict[str, str]:
+    """All tables by name."""
+    found = {}
+    main = ("grpo", "grpo-std", "grpo-24", "grpo-long", "passive", "two_stage", "pos", "balance")
+    for set_name in ("mixed", "hard"):
+        samplers = by_sampler(results, set_name)
+        compared = {name: samplers[name][:3] for name in main if name in samplers}
+        rounds = {name: compared[name] for name in ("pos", "balance")}
+        found[f"final {set_name}"] = final(compared)
+        found[f"samples {set_name}"] = at_equal(compared, "samples")
+        found[f"seconds {set_name}"] = at_equal(compared, "seconds")
+        found[f"dynamics {set_name}"] = dynamics(rounds)
+    samplers = by_sampler(results, "mixed")
+    paid = {name: samplers[name][:3] for base in ("grpo", "pos", "balance") for name in (base, f"{base}-chain")}
+    found["spurious"] = spurious(paid)
+    found["spurious by rate"] = spurious_by_rate(paid)
+    found["rules"] = rules(samplers)
+    return found
+
+
+def refresh(page: Path, tables: dict[str, str]) -> None:
+    """Put the tables between their marks. Raises KeyError for a mark without a table."""
+    text = page.read_text()
+    fresh = re.sub(
+        r"(<!-- table: ([^>]+) -->\n).*?(<!-- end -->)",
+        lambda match: f"{match[1]}{tables[match[2]]}\n{match[3]}",
+        text,
+        flags=re.DOTALL,
+    )
+    if fresh != text:
+        page.write_text(fresh)
+
+
+def main() -> None:
+    made = tables(json.loads(RESULTS.read_text()))
+    for page in PAGES:
+        refresh(page, made)
+
+
+if __name__ == "__main__":
+    main()
