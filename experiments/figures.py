@@ -69,7 +69,7 @@ def read_plan(path: Path, quick: bool) -> list[Job]:
             steps = config.steps
             if quick:
                 steps //= 10
-                arguments += [f"--steps={steps}", f"--eval_every={config.eval_every // 2}", "--eval_k=16"]
+                arguments += [f"--steps={steps}", f"--eval_every={config.eval_every // 2}"]
             for seed in range(1 if quick else comparison["seeds"]):
                 name = f"{set_name}-{sampler}{comparison.get('suffix', '')}-seed{seed}"
                 jobs[name] = Job(name, [*arguments, f"--seed={seed}"], steps, seed)
