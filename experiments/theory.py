@@ -243,6 +243,10 @@ def numbers(right_of_16: list[int]) -> dict:
         by_rule = {name: pool_mean(p, **SAMPLERS[name]) for name in ("pos", "balance")}
         return by_rule | {"pos_one_by_one": -p * math.log(p) / (1 - p)}
 
+    def uniform(n: int) -> dict[str, float]:
+        right, wrong = uniform_share(right_of_16, n)
+        return {"right": right, "wrong": wrong}
+
     toy_rates = [k / 16 for k in right_of_16]
     return {
         "collapse": {str(p): {str(n): collapse(p, n) for n in (4, 32, 512)} for p in (0.02, 0.1, 0.5)},
@@ -251,10 +255,9 @@ def numbers(right_of_16: list[int]) -> dict:
         "std_factor_1_in_512": 1 / (math.sqrt(511) / 512 + 1e-6),
         "toy_cost": {name: cost(toy_rates, **sampler) for name, sampler in SAMPLERS.items()},
         "toy_right_of_16": [right_of_16.count(k) for k in range(17)],
-        "toy_uniform": {str(n): dict(zip(("right", "wrong"), uniform_share(right_of_16, n), strict=True))
-                        for n in (2, 4, 8, 16)},
+        "toy_uniform": {str(n): uniform(n) for n in (2, 4, 8, 16)},
         "weight": at_rates(weights),
-    }  # fmt: skip
+    }
 
 
 def rounded(value):
