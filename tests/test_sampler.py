@@ -32,6 +32,7 @@ from ada.sampler import (
     seed_of,
     summarise,
 )
+from experiments.theory import balance_limit, exact_weight, final_pools
 
 # The exit rules once more, on counts: (right, wrong, n) -> may the prompt stop?
 RULES = {
@@ -620,6 +621,7 @@ def test_pools_without_tokens_give_the_same_metrics():
 # With p the chance of a right response and s = grad log pi of a response: E[s | right] = grad p / p, and
 # E[s | wrong] = -grad p / (1 - p). What a response is kept for is its verdict alone, so a group's expected gradient
 # (1/n) sum A_i s_i is a multiple of grad p. That multiple, over all that sampling may bring, is the prompt's weight.
+# experiments/theory.py sums it up exactly; here it is held against the real functions. docs/method.md derives it.
 
 
 def weight(group, p, n):
@@ -634,36 +636,6 @@ def simulate(p, n_prompts=2000, *, n=4, switches=None, **options):
     groups = make_groups(pools, n=n, seed=0, step=1, **(switches or {}))
     weights = [weight(group, p, n) for group in groups]
     return pools, weights + [0.0] * (len(pools) - len(groups))  # a uniform pool adds nothing
-
-
-def final_pools(p, *, exit_rule, n=4, round_size=8, max_rounds=4):
-    """(right, wrong) -> the exact chance that sampling ends there."""
-    active, ended = {(0, 0): 1.0}, Counter()
-    for t in range(1, max_rounds + 1):
-        reached = Counter()
-        for (right, wrong), chance in active.items():
-            for k in range(round_size + 1):
-                likely = math.comb(round_size, k) * p**k * (1 - p) ** (round_size - k)
-                reached[right + k, wrong + round_size - k] += chance * likely
-        done = {counts for counts in reached if t == max_rounds or RULES[exit_rule](*counts, n)}
-        ended.update({counts: reached[counts] for counts in done})
-        active = {counts: chance for counts, chance in reached.items() if counts not in done}
-    return ended
-
-
-def exact_weight(p, *, exit_rule, n=4, **options):
-    """The weight of a prompt with a budget of max_rounds rounds, the pool mean as baseline, by enumeration."""
-    total = 0.0
-    for (right, wrong), chance in final_pools(p, exit_rule=exit_rule, n=n, **options).items():
-        mean = right / (right + wrong)
-        kept = sorted((n - wrong, n // 2, right))[1]  # right ones: n // 2, or the nearest that the pool allows
-        total += chance * (kept * (1 - mean) / p + (n - kept) * mean / (1 - p)) / n
-    return total
-
-
-def balance_limit(p):
-    """The weight of a resolved prompt with the true p as baseline: what an infinite budget gives."""
-    return ((1 - p) ** 2 + p**2) / (2 * p * (1 - p))
 
 
 @pytest.mark.parametrize("right", [20, 100, 500, 900])
