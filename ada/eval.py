@@ -98,7 +98,7 @@ def combine(means: list[float], errors: list[float], weights: list[float]) -> tu
 
 
 def summarise_eval(pools: list[Pool], k: int) -> dict[str, float]:
-    """Means over prompts of the pools' Ave@k and Pass@1, 2, 4, ... up to k; of the sampled tokens, means over tokens.
+    """Means over prompts: Ave@k, and Pass@ and all right@ 1, 2, 4, ... up to k. Over the sampled tokens: entropy.
 
     Entropy is the mean of -log p over the sampled tokens: unbiased, since each was drawn from its distribution.
     """
@@ -108,12 +108,15 @@ def summarise_eval(pools: list[Pool], k: int) -> dict[str, float]:
     def mean(estimate: Callable[[Pool], float]) -> float:
         return sum(map(estimate, pools)) / len(pools)
 
+    def curve(name: str, chance: Callable[[int, int, int], float]) -> dict[str, float]:
+        return {
+            f"eval/{name}@{i}": mean(lambda pool, i=i: chance(len(pool.samples), pool.n_correct, i)) for i in powers(k)
+        }
+
     return {
         "eval/reward": mean(lambda pool: pool.mean),
-        **{
-            f"eval/pass@{power}": mean(lambda pool, power=power: pass_at_k(len(pool.samples), pool.n_correct, power))
-            for power in powers(k)
-        },
+        **curve("pass", pass_at_k),
+        **curve("all_right", all_right_at_k),
         "eval/entropy": -sum(sum(sample.logprobs) for sample in samples) / n_tokens,
         "eval/length": n_tokens / len(samples),
         "eval/truncated": sum(sample.truncated for sample in samples) / len(samples),

@@ -324,6 +324,10 @@ def summarise(pools: list[Pool], groups: list[Group], n: int) -> dict[str, float
         # Fig. 5: prompts still active after the last round, by what they lacked
         "sampling/unresolved_no_right": share(lambda pool: not pool.resolved and pool.n_correct < max(1, n // 2)),
         "sampling/unresolved_no_wrong": share(lambda pool: not pool.resolved and pool.n_wrong < n - n // 2),
+        # Fig. 5: prompts that met the positive threshold of balance within two rounds, and those that could stop
+        "sampling/right_in_two_rounds": share(
+            lambda pool: sum(s.correct for s in pool.samples[: 2 * len(pool.first_round)]) >= max(1, n // 2)
+        ),
         "sampling/resolved_in_two_rounds": share(lambda pool: pool.resolved and pool.rounds <= 2),
         "update/groups": len(groups),
         "response/length": mean([len(sample.tokens) for sample in first_rounds]),  # tok

@@ -80,6 +80,9 @@ def test_summarise_eval_by_hand():
             "eval/pass@1": (1 / 4 + 0 + 1) / 3,
             "eval/pass@2": (1 / 2 + 0 + 1) / 3,  # 3 of the 6 pairs of the first prompt have its right response
             "eval/pass@4": 2 / 3,
+            "eval/all_right@1": (1 / 4 + 0 + 1) / 3,
+            "eval/all_right@2": (0 + 0 + 1) / 3,
+            "eval/all_right@4": 1 / 3,
             "eval/entropy": 0.1,  # each token has log-prob -0.1
             "eval/length": 2.5,  # 1, 2, 3 and 4 tokens
             "eval/truncated": 1 / 4,
@@ -104,6 +107,14 @@ def test_pass_at_16_has_its_key():
     summary = summarise_eval([pool_of("1" + "0" * 15)], k=16)
     assert [key for key in summary if "pass" in key] == [f"eval/pass@{k}" for k in (1, 2, 4, 8, 16)]
     assert summary["eval/pass@16"] == 1
+
+
+def test_all_right_is_neither_pass_nor_its_complement():
+    """Fig. 2 has both; with 3 right of 4, half of the pairs are all right, none is all wrong, each has a right one."""
+    summary = summarise_eval([pool_of("1011")], k=4)
+    found = {key: value for key, value in summary.items() if "right" in key}
+    assert found == {"eval/all_right@1": 3 / 4, "eval/all_right@2": 1 / 2, "eval/all_right@4": 0}
+    assert summary["eval/pass@2"] == 1
 
 
 def test_draw_takes_k_of_each_prompt_from_seeds_of_its_own():
