@@ -115,7 +115,11 @@ def reward_entropy(lines: list[Line]) -> Figure | None:
 
 
 def dynamics(lines: list[Line]) -> Figure | None:
-    """Fig. 5: samples beyond GRPO's; prompts unresolved, by what they lack; prompts settled within two rounds."""
+    """Fig. 5: samples beyond GRPO's; prompts unresolved, by what they lack; prompts settled within two rounds.
+
+    Enough right ones are n/2, as balance wants them, also for samplers whose rule is another. Those that don't sample
+    in rounds are in the first panel only.
+    """
     share, in_rounds = (
         "share of prompts",
         [line for line in lines if line.config["max_rounds"] > 1 and line.config["sampler"] not in NOT_IN_ROUNDS],

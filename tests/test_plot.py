@@ -323,9 +323,10 @@ def test_only_samplers_in_rounds_are_resolved_or_not(make):
     rows = rows_of([0.2, 0.3, 0.4])
     folders = [make("grpo", rows, **GRPO), make("balance", rows), make("own", rows, sampler="my_rules:own")]
     folders += [make(name, rows, sampler=name) for name in ("passive", "two_stage")]
+    folders.append(make("once", rows, max_rounds=1))
     figure = ada.plot.dynamics(lines_of(*folders))
     assert [[label for label, _ in panel] for panel in shown(figure)] == [
-        ["grpo", "balance", "own", "passive", "two_stage"],
+        ["grpo", "balance", "own", "passive", "two_stage", "once"],
         ["balance", "own"] * 2,
         ["balance", "own"] * 2,
     ]
