@@ -18,7 +18,7 @@ reproduce-toy: .venv/ready
 	  $(BIN)/torchrun --standalone train.py --config configs/toy-hard.yaml --train_data $(TOY)/hard.jsonl \
 	    --sampler $$sampler --eval_every 20 --out $(TOY) --name $$sampler || exit 1; \
 	done
-	$(BIN)/python -m ada.plot $(TOY)/grpo $(TOY)/pos $(TOY)/balance --out $(TOY)/training.png
+	$(BIN)/python -m ada.plot $(TOY)/grpo $(TOY)/pos $(TOY)/balance --out $(TOY)/plots
 	$(BIN)/python -m ada.eval --model toy-demo/model $(TOY)/grpo $(TOY)/pos $(TOY)/balance \
 	  --data toy-demo/test $(TOY)/hard.jsonl --k 32 --max-tokens 32 --plot --out $(TOY)/eval
 

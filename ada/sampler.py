@@ -332,8 +332,10 @@ def summarise(pools: list[Pool], groups: list[Group], n: int) -> dict[str, float
         # Fig. 5: prompts still active after the last round, by what they lacked
         "sampling/unresolved_no_right": share(lambda pool: not pool.resolved and pool.n_correct < max(1, n // 2)),
         "sampling/unresolved_no_wrong": share(lambda pool: not pool.resolved and pool.n_wrong < n - n // 2),
-        # balance's threshold for right ones, met by then
-        "sampling/right_in_two_rounds": share(lambda pool: sum(s.correct for s in pool.first_rounds(2)) >= n // 2),
+        # of right ones as many as balance wants, and whatever the rule wants, by then
+        "sampling/right_in_two_rounds": share(
+            lambda pool: sum(sample.correct for sample in pool.first_rounds(2)) >= max(1, n // 2)
+        ),
         "sampling/resolved_in_two_rounds": share(lambda pool: pool.resolved and pool.rounds <= 2),
         "update/groups": len(groups),
         "response/length": mean([len(sample.tokens) for sample in first_rounds]),  # tok

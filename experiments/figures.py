@@ -21,8 +21,8 @@ import yaml
 from tqdm import tqdm
 
 from ada import UserError, run_command, toy
+from ada.curves import read_metrics
 from ada.options import parse_options
-from ada.plot import read_metrics
 from train import Config
 
 PLAN = Path("configs/figures.yaml")

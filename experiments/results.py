@@ -13,8 +13,8 @@ import statistics
 from collections import defaultdict
 from pathlib import Path
 
+from ada.curves import read_metrics
 from ada.eval import markdown
-from ada.plot import read_metrics
 from ada.toy import boxed, chain_is_right, solve
 
 RESULTS = Path("docs/figures/results.json")

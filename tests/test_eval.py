@@ -109,6 +109,14 @@ def test_pass_at_16_has_its_key():
     assert summary["eval/pass@16"] == 1
 
 
+def test_all_right_is_neither_pass_nor_its_complement():
+    """Fig. 2 has both; with 3 right of 4, half of the pairs are all right, none is all wrong, each has a right one."""
+    summary = summarise_eval([pool_of("1011")], k=4)
+    found = {key: value for key, value in summary.items() if "right" in key}
+    assert found == {"eval/all_right@1": 3 / 4, "eval/all_right@2": 1 / 2, "eval/all_right@4": 0}
+    assert summary["eval/pass@2"] == 1
+
+
 def test_draw_takes_k_of_each_prompt_from_seeds_of_its_own():
     """Drawn from the training seeds, evaluation would see the training's luck; drawn in rounds, some prompts more."""
     engine = FakeEngine(coin(0.3))

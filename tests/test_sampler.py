@@ -603,6 +603,25 @@ def test_running_out_of_rounds_early_is_not_resolving_early():
     assert metrics["sampling/resolved_in_two_rounds"] == 1 / 2
 
 
+@pytest.mark.parametrize(
+    "n, verdicts, counts",
+    [
+        (4, "0001", False),  # one short
+        (4, "0011", True),
+        (4, "0001 1000", True),
+        (4, "0001 0000 1111", False),  # the third round's are too late
+        (4, "1111 1111 1111", True),  # enough right, whatever of the wrong
+        (5, "0110 0000 0000", True),  # n//2 = 2
+        (2, "0000 0100 0000", True),
+        (1, "0000 0000", False),  # at least one, even where n//2 is 0
+    ],
+)
+def test_right_in_two_rounds(n, verdicts, counts):
+    """Fig. 5's other curve: nothing is said about wrong ones, about being resolved, or about later rounds."""
+    pool = pool_of(verdicts, rounds=len(verdicts.split()), resolved=False)
+    assert summarise([pool], [], n)["sampling/right_in_two_rounds"] == counts
+
+
 def test_pools_without_tokens_give_the_same_metrics():
     """They are what ranks send each other; a metric that needed more than they hold would be wrong on every rank."""
     light = [pool.without_tokens() for pool in MIXED]

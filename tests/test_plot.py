@@ -1,0 +1,392 @@
+"""What the figures show: seeds averaged, axes added up, sets told apart; files, and what is said of broken ones."""
+
+import json
+import re
+import sys
+
+import matplotlib
+import numpy as np
+import pytest
+
+import ada.plot
+from ada.curves import average, base_of, curve, gain, make_lines, plain_grpo, read_metrics, read_run
+from ada.plot import plot_all
+
+CONFIG = {
+    "train_data": "toy-demo/train",
+    "sampler": "balance",
+    "group_size": 4,
+    "round_size": 8,
+    "max_rounds": 4,
+    "prompts_per_step": 10,
+    "baseline": "global",
+    "normalize_std": False,
+    "keep_uniform": False,
+    "steps": 4,
+}
+GRPO = {"sampler": "grpo", "round_size": 4, "max_rounds": 1}
+
+
+@pytest.fixture(autouse=True)
+def coarse(monkeypatch):
+    """Most of the time would go into pixels."""
+    monkeypatch.setitem(matplotlib.rcParams, "savefig.dpi", 30)
+
+
+def step(number, *, samples=80, seconds=2.0, **more):
+    return {
+        "step": number,
+        "reward/first_round": 0.1 * number,
+        "policy/entropy": 1.0,
+        "sampling/samples": samples,
+        "sampling/unresolved_no_right": 0.4,
+        "sampling/unresolved_no_wrong": 0.2,
+        "sampling/right_in_two_rounds": 0.5,
+        "sampling/resolved_in_two_rounds": 0.3,
+        "time/step": seconds,
+        **more,
+    }
+
+
+def evaluation(reward, entropy=0.5, all_right=True):
+    found = {"eval/reward": reward, "eval/entropy": entropy, "eval/pass@1": reward, "eval/pass@2": reward + 0.1}
+    return found | ({"eval/all_right@1": reward, "eval/all_right@2": reward - 0.1} if all_right else {})
+
+
+def rows_of(rewards, **options):
+    """Step 0 and the steps after it, each with an evaluation."""
+    first, *rest = (evaluation(reward) for reward in rewards)
+    return [{"step": 0, **first}, *(step(i, **found, **options) for i, found in enumerate(rest, start=1))]
+
+
+@pytest.fixture
+def make(tmp_path):
+    """make(name, rows, **config) writes a run's folder and returns it; the seed is the one in the name."""
+
+    def write(name, rows, **config):
+        folder = tmp_path / name
+        folder.mkdir(parents=True)
+        (folder / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+        seed = re.search(r"-seed(\d+)$", name)
+        (folder / "config.json").write_text(json.dumps({**CONFIG, "seed": int(seed[1]) if seed else 0, **config}))
+        return folder
+
+    return write
+
+
+def lines_of(*folders, labels=None):
+    return make_lines([read_run(folder) for folder in folders], labels or {})
+
+
+def numbers(points):
+    """As lists, rounded."""
+    return [part if part is None else [round(value, 9) for value in part.tolist()] for part in points]
+
+
+# ----------------------------------------------------------------------------------------------------------------
+# Curves and averages
+
+
+def test_samples_and_seconds_add_up(make):
+    """Counted at the end of a step, nothing before the first; evaluations that come seldom keep their place."""
+    rows = rows_of([0.2, 0.3])[:1] + [step(1, samples=40), step(2, samples=100, seconds=0.5, **evaluation(0.6))]
+    run = read_run(make("a", rows))
+    assert numbers(curve(run, "eval/reward", "sampling/samples")) == [[0, 140], [0.2, 0.6]]
+    assert numbers(curve(run, "eval/reward", "time/step")) == [[0, 2.5], [0.2, 0.6]]
+    assert numbers(curve(run, "eval/reward")) == [[0, 2], [0.2, 0.6]]
+    assert numbers(curve(run, "reward/first_round", "sampling/samples")) == [[40, 140], [0.1, 0.2]]
+    assert numbers(curve(run, "extra")) == [[1, 2], [0, 1.5]]  # GRPO: 4 for each of 10 prompts
+
+
+def test_a_running_mean_is_centred_and_cut_off_at_the_ends(make):
+    """One that trails would shift curves to the right; zeros beyond the ends would bend them down."""
+    run = read_run(make("a", [step(i, value=value) for i, value in enumerate([0, 3, 6, 0, 1, 8], start=1)]))
+    steps, values = curve(run, "value", window=5)
+    assert steps.tolist() == [1, 2, 3, 4, 5, 6]
+    assert values == pytest.approx([9 / 3, 9 / 4, 10 / 5, 18 / 5, 15 / 4, 9 / 3])
+
+
+def test_what_was_not_measured_is_left_out(make):
+    """reward/kept is null where no group was kept: neither 0 nor an error."""
+    run = read_run(make("a", [step(1, value=1.0), step(2, value=None), step(3), step(4, value=3.0)]))
+    assert numbers(curve(run, "value")) == [[1, 4], [1, 3]]
+
+
+def test_mean_and_standard_error_by_hand(make):
+    """Over seeds: sd with n - 1, over the root of n."""
+    [line] = lines_of(*(make(f"a-seed{i}", rows_of([0.2, reward])) for i, reward in enumerate([0.3, 0.5, 0.7])))
+    steps, mean, error = line.average("eval/reward")
+    assert steps.tolist() == [0, 1]
+    assert mean == pytest.approx([0.2, 0.5])
+    assert error == pytest.approx([0, 0.2 / 3**0.5])
+
+
+def test_one_seed_has_no_error(make):
+    """A band of zero width would look like certainty."""
+    [line] = lines_of(make("a-seed0", rows_of([0.2, 0.3])))
+    assert numbers(line.average("eval/reward")) == [[0, 1], [0.2, 0.3], None]
+
+
+def test_steps_end_with_the_shortest_run_and_are_those_of_all(make):
+    """Beyond it the mean would jump as seeds drop out; between evaluations of one run there is nothing to average."""
+    long = [{"step": 0, **evaluation(0.0)}, step(2, **evaluation(0.2)), step(4, **evaluation(0.4))]
+    short = [{"step": 0, **evaluation(0.2)}, step(1, **evaluation(0.9)), step(2, **evaluation(0.4)), step(3)]
+    [line] = lines_of(make("a-seed0", long), make("a-seed1", short))
+    assert numbers(line.average("eval/reward")) == [[0, 2], [0.1, 0.3], [0.1, 0.1]]
+
+
+def test_samples_are_interpolated_up_to_the_end_of_the_shortest(make):
+    """Worked out by hand: 0, 0.2, 0.4 at 0, 100, 200 samples and 0, 0.6, 1.2 at 0, 50, 150 (of 4 x 10 a step)."""
+    first = rows_of([0.0, 0.2, 0.4], samples=100)
+    second = [{"step": 0, **evaluation(0.0)}, step(1, samples=50, **evaluation(0.6))]
+    second.append(step(2, samples=100, **evaluation(1.2)))
+    [line] = lines_of(make("a-seed0", first), make("a-seed1", second))
+    xs, mean, error = line.average("eval/reward", "sampling/samples")
+    assert xs.tolist() == [0, 50, 100, 150]
+    assert mean == pytest.approx([0, (0.1 + 0.6) / 2, (0.2 + 0.9) / 2, (0.3 + 1.2) / 2])
+    assert error == pytest.approx([0, 0.25, 0.35, 0.45])
+
+
+def test_interpolation_starts_where_all_have_begun():
+    """A training metric is first known after the first step, which takes each seed another number of samples."""
+    curves = [(np.array([10.0, 30.0]), np.array([1.0, 3.0])), (np.array([20.0, 40.0]), np.array([0.0, 6.0]))]
+    assert numbers(average(curves, shared=False)) == [[20, 30], [1.0, 3.0], [1.0, 0.0]]
+
+
+def test_a_metric_that_one_seed_lacks_is_not_averaged(make):
+    """An old run among new ones: the mean of the others would pass for the mean of all."""
+    new, old = ([{"step": 0, **evaluation(0.2, all_right=flag)}] for flag in (True, False))
+    [line] = lines_of(make("a-seed0", new), make("a-seed1", old))
+    assert [len(part) for part in line.by_k("eval/all_right")[:2]] == [0, 0]
+    assert numbers(line.by_k("eval/pass")) == [[1, 2], [0.2, 0.3], [0, 0]]
+
+
+def test_pass_at_k_is_that_of_the_last_evaluation_of_all_seeds(make):
+    """k in numeric order (10 comes before 2 in a text), at the step that the shortest run got to."""
+    more = {"eval/pass@16": 0.9, "eval/pass@4": 0.8}
+    long = [
+        {"step": 0, **evaluation(0.1), **more},
+        step(1, **evaluation(0.3), **more),
+        step(2, **evaluation(0.7), **more),
+    ]
+    [line] = lines_of(make("a-seed0", long), make("a-seed1", [*long[:1], step(1, **evaluation(0.5), **more)]))
+    assert numbers(line.by_k("eval/pass"))[:2] == [[1, 2, 4, 16], [0.4, 0.5, 0.8, 0.9]]
+
+
+# ----------------------------------------------------------------------------------------------------------------
+# Lines
+
+
+def test_runs_that_differ_in_their_seed_are_one_line(make):
+    """And only in a trailing -seedN: another name, or the same on other prompts, is another line."""
+    rows = rows_of([0.2, 0.3])
+    names = "toy-balance-seed0 toy-grpo-seed0 toy-balance-seed12 toy-seed1-pos x/toy-balance-seed0".split()
+    sets = ["toy-demo/train"] * 4 + ["out/hard.jsonl"]
+    lines = lines_of(*(make(name, rows, train_data=data) for name, data in zip(names, sets, strict=True)))
+    assert [(line.label, line.data, len(line.runs)) for line in lines] == [
+        ("toy-balance", "train", 2),
+        ("toy-grpo", "train", 1),
+        ("toy-seed1-pos", "train", 1),
+        ("toy-balance", "hard", 1),
+    ]
+
+
+def test_the_same_sampler_looks_the_same_on_every_set(make):
+    """And two lines of one set never look the same, even where only the learning rate differs."""
+    rows, hard = rows_of([0.2, 0.3]), {"train_data": "hard.jsonl"}
+    folders = [
+        make("a", rows),
+        make("a-other-lr", rows),
+        make("b", rows, **GRPO),
+        make("hard-b", rows, **GRPO, **hard),
+        make("hard-c", rows, sampler="pos", **hard),
+        make("hard-a", rows, **hard),
+    ]
+    assert [line.look for line in lines_of(*folders)] == [0, 1, 2, 2, 3, 0]
+    named = lines_of(*folders, labels={"b": "GRPO", "hard-c": "GRPO"})
+    assert [(line.label, line.look) for line in named][2:5] == [("GRPO", 2), ("hard-b", 3), ("GRPO", 2)]
+
+
+@pytest.mark.parametrize("other", [{"seed": 0}, {"group_size": 8}, {"sampler": "pos"}])
+def test_a_line_is_one_method_and_each_seed_once(make, other):
+    """The same run twice would halve the error; a mean over two methods means nothing."""
+    folders = make("x/a", rows_of([0.2, 0.3])), make("y/a", rows_of([0.2, 0.3]), **{"seed": 1, **other})
+    with pytest.raises(ValueError, match="x/a, .*y/a: one line, going by their names, but not one method"):
+        lines_of(*folders)
+
+
+def test_the_base_model_is_step_0_of_each_seed_once(make):
+    """All samplers share it; counted once for each, its error would come out too small."""
+    folders = [make(f"{name}-seed{i}", rows_of([0.2 + 0.2 * i, 0.9])) for name in "abc" for i in range(2)]
+    assert numbers(base_of(lines_of(*folders)).average("eval/reward")) == [[0], [0.3], [0.1]]
+
+
+def test_gain_is_over_plain_grpo(make):
+    """Not over GRPO with the std, nor with larger groups or more steps; errors of independent means add in squares."""
+    folders = [
+        make("std", rows_of([0.2, 0.9]), **GRPO, normalize_std=True),
+        make("large", rows_of([0.2, 0.9]), **{**GRPO, "group_size": 16}),
+        make("long", rows_of([0.2, 0.9]), **GRPO, steps=40),
+        *(make(f"grpo-seed{i}", rows_of([0.2, reward, 0.5]), **GRPO) for i, reward in enumerate([0.2, 0.4])),
+        *(make(f"balance-seed{i}", rows_of([0.2, reward])) for i, reward in enumerate([0.4, 0.8])),
+    ]
+    lines = lines_of(*folders)
+    baseline = plain_grpo(lines)
+    assert baseline.label == "grpo"
+    assert numbers(gain(lines[-1], baseline, "eval/reward")) == [[0, 1], [0, 0.3], [0, round(0.05**0.5, 9)]]
+    assert plain_grpo(lines[:1]) is None
+
+
+# ----------------------------------------------------------------------------------------------------------------
+# Figures
+
+FIGURES = ["progress", "pass_at_k", "reward_entropy", "dynamics"]
+
+
+def shown(figure):
+    """(label, number of points) of every line in every panel."""
+    return [[(line.get_label(), len(line.get_xdata())) for line in axis.lines] for axis in figure.axes]
+
+
+def test_files_of_one_set(make, tmp_path):
+    """One of each, and what is returned is what is there."""
+    folders = [make(f"{name}-seed{i}", rows_of([0.2, 0.3, 0.5])) for name in ("a", "b") for i in range(2)]
+    written = plot_all(folders, tmp_path / "new" / "plots", {"a": "Reinforce-Ada"})
+    assert written == [tmp_path / "new" / "plots" / f"{name}.png" for name in FIGURES]
+    assert sorted((tmp_path / "new" / "plots").iterdir()) == sorted(written)
+    assert all(path.read_bytes().startswith(b"\x89PNG") for path in written)
+
+
+def test_files_of_two_sets(make, tmp_path):
+    """Curves of different training prompts do not belong in one panel."""
+    for prefix, data in (("", "toy-demo/train"), ("hard-", "out/x/hard.jsonl")):
+        make(f"{prefix}grpo", rows_of([0.2, 0.3]), **GRPO, train_data=data)
+        make(f"{prefix}pos", rows_of([0.2, 0.4]), sampler="pos", train_data=data)
+    folders = [tmp_path / name for name in ("grpo", "pos", "hard-grpo", "hard-pos")]
+    names = [f"{name}-{data}.png" for data in ("train", "hard") for name in FIGURES]
+    assert [path.name for path in plot_all(folders, tmp_path / "plots")] == [*names, "sets.png"]
+    without_grpo = [path.name for path in plot_all([tmp_path / "pos", tmp_path / "hard-pos"], tmp_path / "plots")]
+    assert without_grpo == names
+
+
+def test_a_run_with_step_0_alone(make, tmp_path):
+    """A run that has just begun: the base model's evaluation, no dynamics, no error."""
+    folders = [make("a-seed0", rows_of([0.2])), make("b-seed0", rows_of([0.2]), **GRPO)]
+    names = [path.stem for path in plot_all(folders, tmp_path / "plots")]
+    assert names == ["progress", "pass_at_k", "reward_entropy"]
+
+
+def test_without_evaluation_progress_shows_training(make, tmp_path):
+    """--eval_data "": there is no Pass@k then, but reward and entropy there are."""
+    folder = make("a", [{"step": 0}, *(step(i) for i in range(1, 8))])
+    assert [path.stem for path in plot_all([folder], tmp_path)] == ["progress", "dynamics"]
+    figure = ada.plot.progress(lines_of(folder))
+    assert shown(figure) == [[("a", 7)]] * 6
+    assert [axis.get_ylabel().partition("\n") for axis in figure.axes[::3]] == [
+        ("training reward", "\n", "running mean over 5 steps"),
+        ("entropy (nats per token)", "\n", "running mean over 5 steps"),
+    ]
+
+
+def test_progress_has_reward_and_entropy_against_three_axes(make):
+    """Which panel shows what: the ends of the line tell."""
+    figure = ada.plot.progress(lines_of(make("a", rows_of([0.2, 0.3, 0.5], samples=50, seconds=1.5))))
+    ends = [(axis.lines[0].get_xdata()[-1], axis.lines[0].get_ydata()[-1]) for axis in figure.axes]
+    assert ends == [(2, 0.5), (100, 0.5), (3.0, 0.5)] * 2
+    assert [text.get_text() for text in figure.legends[0].get_texts()] == ["a"]
+
+
+def test_pass_at_k_shows_base_and_end(make):
+    """The base dashed on the left; on the right all wrong dashed, 1 - pass@k; old runs without all right still show."""
+    figure = ada.plot.pass_at_k(lines_of(make("a", rows_of([0.2, 0.4])), make("b", rows_of([0.2, 0.6]), **GRPO)))
+    left, right = figure.axes
+    assert [(line.get_label(), line.get_linestyle()) for line in left.lines] == [
+        ("before training (step 0)", "--"),
+        ("a (step 1)", "-"),
+        ("b (step 1)", "-"),
+    ]
+    assert [line.get_ydata().tolist() for line in left.lines] == [
+        pytest.approx([0.2, 0.3]),
+        pytest.approx([0.4, 0.5]),
+        pytest.approx([0.6, 0.7]),
+    ]
+    assert [(line.get_linestyle(), *line.get_ydata()) for line in right.lines[2:4]] == [
+        ("-", 0.4, pytest.approx(0.3)),
+        ("--", 0.6, pytest.approx(0.5)),
+    ]
+    old = ada.plot.pass_at_k(lines_of(make("old", [{"step": 0, **evaluation(0.2, all_right=False)}])))
+    assert [line.get_linestyle() for line in old.axes[1].lines] == ["--", "--"]
+
+
+def test_only_samplers_in_rounds_are_resolved_or_not(make):
+    """GRPO, passive filtering and two stages have no exit rule: lines at 0 would read as a success of theirs."""
+    rows = rows_of([0.2, 0.3, 0.4])
+    folders = [make("grpo", rows, **GRPO), make("balance", rows), make("own", rows, sampler="my_rules:own")]
+    folders += [make(name, rows, sampler=name) for name in ("passive", "two_stage")]
+    folders.append(make("once", rows, max_rounds=1))
+    figure = ada.plot.dynamics(lines_of(*folders))
+    assert [[label for label, _ in panel] for panel in shown(figure)] == [
+        ["grpo", "balance", "own", "passive", "two_stage", "once"],
+        ["balance", "own"] * 2,
+        ["balance", "own"] * 2,
+    ]
+    assert [[line.get_ydata()[0] for line in axis.lines[::2]] for axis in figure.axes[1:]] == [[0.4, 0.2], [0.5, 0.3]]
+    assert len(ada.plot.dynamics(lines_of(folders[0])).axes) == 1
+
+
+def test_a_long_run_does_not_squeeze_the_others(make):
+    """GRPO run for as many samples as the others take has many times their steps."""
+    folders = [make(name, rows_of([0.2, 0.3, 0.4])) for name in "ab"] + [make("long", rows_of([0.2] * 9))]
+    figure = ada.plot.progress(lines_of(*folders))
+    assert [axis.get_xlim()[1] > 8 for axis in figure.axes[:3]] == [False, True, True]
+    assert figure.axes[3].get_xlabel() == "step\nthe longest line goes on to 8"
+
+
+# ----------------------------------------------------------------------------------------------------------------
+# Broken input
+
+
+@pytest.mark.parametrize(
+    "spoil, message",
+    [
+        (lambda run: (run / "metrics.jsonl").unlink(), "a-seed1/metrics.jsonl: no such file"),
+        (lambda run: (run / "config.json").unlink(), "a-seed1/config.json: no such file"),
+        (lambda run: (run / "metrics.jsonl").write_text(""), "a-seed1/metrics.jsonl: empty"),
+        (lambda run: (run / "metrics.jsonl").write_text('{"step": 0}\n{"step": 1, "ti'), "a-seed1/metrics.jsonl:2: "),
+        (lambda run: (run / "metrics.jsonl").write_bytes(b"\xff\xfe\n"), "a-seed1/metrics.jsonl:1: "),
+        (lambda run: (run / "metrics.jsonl").write_text("[1]\n"), "a-seed1/metrics.jsonl:1: not an object with a step"),
+        (lambda run: (run / "metrics.jsonl").write_text('{"step": 3}\n' * 2), "metrics.jsonl:2: step 3 after step 3"),
+        (lambda run: (run / "config.json").write_text('{"seed": '), "a-seed1/config.json: "),
+        (lambda run: (run / "config.json").write_text('{"seed": 0}'), "a-seed1/config.json: no train_data, steps, "),
+        (lambda run: (run / "config.json").write_text("[]"), "a-seed1/config.json: no train_data, "),
+    ],
+)
+def test_broken_input_is_one_line_and_nothing_is_written(make, tmp_path, monkeypatch, capsys, spoil, message):
+    """The second of two runs: the first one's figures must not be there either."""
+    folders = [make(f"a-seed{i}", rows_of([0.2, 0.3])) for i in range(2)]
+    spoil(folders[1])
+    monkeypatch.setattr(sys, "argv", ["ada.plot", *map(str, folders), "--out", str(tmp_path / "plots")])
+    with pytest.raises(SystemExit) as stop:
+        ada.plot.main()
+    assert stop.value.code.startswith("error: ") and message in stop.value.code and "\n" not in stop.value.code
+    assert not (tmp_path / "plots").exists()
+
+
+def test_a_folder_that_is_not_there(tmp_path):
+    """A name with a typing error in it."""
+    with pytest.raises(ValueError, match="out/typo/metrics.jsonl: no such file"):
+        read_metrics(tmp_path / "out/typo")
+
+
+def test_nothing_to_draw_is_said(make, tmp_path):
+    """An evaluation turned off and no step yet; no figure without a word would look like a fault."""
+    with pytest.raises(ValueError, match="no step and no evaluation, nothing to draw"):
+        plot_all([make("a", [{"step": 0}])], tmp_path / "plots")
+    assert not (tmp_path / "plots").exists()
+
+
+def test_the_command_prints_its_files(make, tmp_path, monkeypatch, capsys):
+    """One a line, for whoever goes on with them."""
+    monkeypatch.setattr(sys, "argv", ["ada.plot", str(make("a", rows_of([0.2, 0.3]))), "--out", str(tmp_path / "p")])
+    ada.plot.main()
+    assert capsys.readouterr().out.splitlines() == [str(tmp_path / "p" / f"{name}.png") for name in FIGURES]
