@@ -2,6 +2,7 @@
 
     python -m ada.toy            # builds out/toy-demo/ (about a minute); train.py does so by itself on first use
     python -m ada.toy contrast   # a second task: less certain about anything, so pass@16 is higher and entropy stays
+    python -m ada.toy chains     # a third: longer chains, where a third of the right answers come from wrong ones
 
 A problem is a chain of one-digit sums and differences modulo 10, worked from left to right; a response writes every
 intermediate result and then boxes the last:
@@ -31,7 +32,6 @@ OUT = Path("out")
 SEED = 0
 TRAIN_ROWS, TEST_ROWS = 1024, 256
 OPERATIONS = "+-"
-LENGTHS = (1, 2)  # operations in a chain; three are not learnt in so short a time
 
 
 @dataclass(frozen=True)
@@ -40,11 +40,13 @@ class Task:
 
     knows: tuple[float, float, float]  # well known, shaky, misconception
     share: tuple[float, float, float]
+    lengths: tuple[int, ...]  # operations in a chain
 
 
-TASKS = {  # the base model's held-out reward and pass@16: demo 0.26 and 0.53, contrast 0.21 and 0.77
-    "demo": Task(knows=(0.95, 0.5, 0.05), share=(0.35, 0.25, 0.4)),
-    "contrast": Task(knows=(0.9, 0.5, 0.2), share=(0.25, 0.35, 0.4)),
+TASKS = {  # the base model's held-out reward and pass@16: demo 0.26 and 0.53, contrast 0.21 and 0.77, chains 0.16, 0.75
+    "demo": Task(knows=(0.95, 0.5, 0.05), share=(0.35, 0.25, 0.4), lengths=(1, 2)),
+    "contrast": Task(knows=(0.9, 0.5, 0.2), share=(0.25, 0.35, 0.4), lengths=(1, 2)),
+    "chains": Task(knows=(0.9, 0.5, 0.15), share=(0.3, 0.3, 0.4), lengths=(2, 3)),
 }
 
 
@@ -135,17 +137,17 @@ def make_teacher(task: Task, rng: random.Random):
     return fact
 
 
-def draw_problem(rng: random.Random) -> str:
+def draw_problem(rng: random.Random, task: Task) -> str:
     """A chain of a random length."""
-    steps = "".join(rng.choice(OPERATIONS) + str(rng.randrange(10)) for _ in range(rng.choice(LENGTHS)))
+    steps = "".join(rng.choice(OPERATIONS) + str(rng.randrange(10)) for _ in range(rng.choice(task.lengths)))
     return str(rng.randrange(10)) + steps
 
 
-def draw_distinct(rng: random.Random, count: int) -> list[str]:
-    """`count` different problems in random order. Nearly all of the 200 one-step chains are among them."""
+def draw_distinct(rng: random.Random, task: Task, count: int) -> list[str]:
+    """`count` different problems in random order. Of chains of one step there are 200; nearly all are among them."""
     found = {}  # keeps the order of insertion; a set's would differ from process to process
     while len(found) < count:
-        found[draw_problem(rng)] = True
+        found[draw_problem(rng, task)] = True
     problems = list(found)
     rng.shuffle(problems)  # or the short chains, which run out first, would all come early
     return problems
@@ -219,7 +221,7 @@ def pretrain(model, tokenizer, task: Task, rng: random.Random, *, steps=350, bat
     )
     model.train()
     for _ in (bar := trange(steps, desc="toy: pretraining", unit="step", mininterval=1)):
-        problems = [draw_problem(rng) for _ in range(batch_size)]
+        problems = [draw_problem(rng, task) for _ in range(batch_size)]
         texts = [before + problem + after + work(problem, teacher) + "<eos>" for problem in problems]
         batch_BT = tokenizer(texts, padding=True, return_tensors="pt", add_special_tokens=False)
         ids_BT = batch_BT["input_ids"]
@@ -266,7 +268,7 @@ def write(task: Task, folder: Path):
         torch.manual_seed(SEED)
         model = make_model(tokenizer)
         pretrain(model, tokenizer, task, rng)
-        problems = draw_distinct(rng, TRAIN_ROWS + TEST_ROWS)
+        problems = draw_distinct(rng, task, TRAIN_ROWS + TEST_ROWS)
         responses = sample(model, tokenizer, problems)
     model.save_pretrained(folder / "model")
     tokenizer.save_pretrained(folder / "model")

@@ -21,21 +21,42 @@ import yaml
 from tqdm import tqdm
 
 from ada import UserError, run_command, toy
-from ada.curves import read_metrics
+from ada.curves import make_lines, read_metrics, read_run
 from ada.options import parse_options
+from ada.plot import plot_all, progress
+from experiments.results import PAGES, collect, refresh, tables
 from train import Config
 
 PLAN = Path("configs/figures.yaml")
+LABELS = {
+    "grpo": "grpo, n = 4",
+    "grpo-24": "grpo, n = 24",
+    "grpo-long": "grpo, n = 4, 480 steps",
+    "passive": "passive",
+    "two_stage": "two_stage",
+    "pos": "pos",
+    "balance": "balance",
+    "signal": "signal",
+    "memory": "memory",
+}
+MAIN = ["balance", "pos", "grpo", "grpo-24", "grpo-long", "passive", "two_stage"]  # the first gets the first colour
+RULES = ["balance", "signal", "memory"]
 
 
 @dataclass(frozen=True)
 class Job:
     """One run of train.py."""
 
-    name: str
-    arguments: list[str]
-    steps: int
+    set_name: str
+    sampler: str  # with the suffix of its comparison
     seed: int
+    arguments: list[str]
+    model: str
+    steps: int
+
+    @property
+    def name(self) -> str:
+        return f"{self.set_name}-{self.sampler}-seed{self.seed}"
 
     def done(self, out: Path) -> bool:
         """Has the last step been logged?"""
@@ -71,14 +92,16 @@ def read_plan(path: Path, quick: bool) -> list[Job]:
                 steps //= 10
                 arguments += [f"--steps={steps}", f"--eval_every={config.eval_every // 2}"]
             for seed in range(1 if quick else comparison["seeds"]):
-                name = f"{set_name}-{sampler}{comparison.get('suffix', '')}-seed{seed}"
-                jobs[name] = Job(name, [*arguments, f"--seed={seed}"], steps, seed)
+                name = sampler + comparison.get("suffix", "")
+                job = Job(set_name, name, seed, [*arguments, f"--seed={seed}"], config.model, steps)
+                jobs[job.name] = job  # once, if two comparisons have it
     return sorted(jobs.values(), key=lambda job: job.seed)
 
 
 def run_all(jobs: list[Job], out: Path, processes: int) -> None:
     """Those that are not done, `processes` side by side. Raises UserError with what failed."""
-    toy.locate("toy-demo/model")  # or two processes would wait for one another's build
+    for model in sorted({job.model for job in jobs}):
+        toy.locate(model)  # built here, rather than by one run while others wait for it
     waiting = [job for job in jobs if not job.done(out)]
     print(f"{len(jobs)} runs, {len(jobs) - len(waiting)} of them done; {processes} at a time; logs in {out}/logs")
     start = time.perf_counter()
@@ -90,6 +113,22 @@ def run_all(jobs: list[Job], out: Path, processes: int) -> None:
         raise UserError("; ".join([f"{len(failures)} runs failed; the same command tries them again", *failures]))
 
 
+def draw(jobs: list[Job], out: Path, figures: Path) -> dict[str, dict]:
+    """All figures, and results.json, into `figures`; returns what is in the latter."""
+    figures.mkdir(parents=True, exist_ok=True)
+
+    def folders(set_names: list[str], samplers: list[str]) -> list[Path]:
+        chosen = [(set_name, sampler) for set_name in set_names for sampler in samplers]
+        return [out / job.name for pair in chosen for job in jobs if (job.set_name, job.sampler) == pair]
+
+    labels = {f"{set_name}-{name}": label for set_name in ("mixed", "hard") for name, label in LABELS.items()}
+    plot_all(folders(["mixed", "hard"], MAIN), figures, labels)
+    rules = make_lines([read_run(folder) for folder in folders(["mixed"], RULES)], labels)
+    progress(rules).savefig(figures / "rules.png")
+    results = collect([job.name for job in jobs], out, figures / "results.json")
+    return results
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description="Run the comparisons on the toy and draw the figures.")
     parser.add_argument("--plan", type=Path, default=PLAN, help="YAML file (%(default)s)")
@@ -97,7 +136,17 @@ def main() -> None:
     parser.add_argument("--processes", type=int, default=os.cpu_count(), help="runs side by side (%(default)s)")
     args = parser.parse_args()
     out = Path("out/figures-quick" if args.quick else "out/figures")
-    run_all(read_plan(args.plan, args.quick), out, args.processes)
+    figures = out / "plots" if args.quick else Path("docs/figures")
+    jobs = read_plan(args.plan, args.quick)
+    run_all(jobs, out, args.processes)
+    results = draw(jobs, out, figures)
+    made = tables(results)
+    if args.quick:
+        print(*(f"{name}\n{table}\n" for name, table in made.items()), sep="\n")
+    else:
+        for page in PAGES:
+            refresh(page, made)
+    print(f"figures in {figures}")
 
 
 if __name__ == "__main__":

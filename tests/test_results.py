@@ -145,12 +145,12 @@ def test_a_bad_plan_is_one_clear_line(tmp_path):
 def test_what_is_done_is_not_run_again_and_what_fails_is_named(tmp_path, monkeypatch):
     """One failure must not cost the other runs, nor pass for a success."""
     monkeypatch.setattr(figures.toy, "locate", lambda name: name)
-    done = Job("done", ["--no-such-option"], steps=3, seed=0)
-    (tmp_path / "done").mkdir()
-    (tmp_path / "done/metrics.jsonl").write_text('{"step": 3}\n')
+    done = Job("mixed", "done", 0, ["--no-such-option"], "toy-demo/model", steps=3)
+    (tmp_path / "mixed-done-seed0").mkdir()
+    (tmp_path / "mixed-done-seed0/metrics.jsonl").write_text('{"step": 3}\n')
     run_all([done], tmp_path, processes=1)
-    (tmp_path / "done/metrics.jsonl").write_text('{"step": 2}\n')
-    with pytest.raises(UserError, match="1 runs failed.*done.log: exit status 1.*no-such-option"):
+    (tmp_path / "mixed-done-seed0/metrics.jsonl").write_text('{"step": 2}\n')
+    with pytest.raises(UserError, match="1 runs failed.*done-seed0.log: exit status 1.*no-such-option"):
         run_all([done], tmp_path, processes=1)
 
 

@@ -201,4 +201,4 @@ def test_failed_build_can_be_repeated(tmp_path, monkeypatch):
 def test_command_refuses_unknown_tasks(tmp_path):
     command = [sys.executable, "-m", "ada.toy", "sums"]
     result = subprocess.run(command, cwd=tmp_path, env={"PYTHONPATH": str(ROOT)}, capture_output=True, text=True)
-    assert result.returncode == 1 and result.stderr == "usage: python -m ada.toy [demo|contrast]\n"
+    assert result.returncode == 1 and result.stderr == "usage: python -m ada.toy [demo|contrast|chains]\n"
