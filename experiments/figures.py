@@ -24,7 +24,8 @@ from ada import UserError, run_command, toy
 from ada.curves import make_lines, read_metrics, read_run
 from ada.options import parse_options
 from ada.plot import plot_all, progress
-from experiments.results import PAGES, collect, refresh, tables
+from experiments import spurious
+from experiments.results import PAGES, by_sampler, collect, refresh, tables
 from train import Config
 
 PLAN = Path("configs/figures.yaml")
@@ -126,6 +127,7 @@ def draw(jobs: list[Job], out: Path, figures: Path) -> dict[str, dict]:
     rules = make_lines([read_run(folder) for folder in folders(["mixed"], RULES)], labels)
     progress(rules).savefig(figures / "rules.png")
     results = collect([job.name for job in jobs], out, figures / "results.json")
+    spurious.plot(by_sampler(results, "chains")).savefig(figures / "spurious.png")
     return results
 
 

@@ -15,7 +15,8 @@ from pathlib import Path
 
 from ada.curves import read_metrics
 from ada.eval import markdown
-from ada.toy import boxed, chain_is_right, solve
+from experiments import spurious
+from experiments.spurious import BINS, EARLY, mean_and_error, share
 
 RESULTS = Path("docs/figures/results.json")
 PAGES = [Path("README.md"), Path("docs/claims.md"), Path("docs/spurious.md")]
@@ -25,8 +26,6 @@ MEANS = (  # over the steps of a window
     "response/truncated",
 )
 TOTALS = {"samples": "sampling/samples", "tokens": "sampling/tokens", "groups": "update/groups", "seconds": "time/step"}
-BINS = {"up to 1/8": 1 / 8, "up to 1/2": 1 / 2, "above 1/2": 1.0}  # of a pool's share of right responses
-
 
 # ----------------------------------------------------------------------------------------------------------------
 # A record per run
@@ -41,7 +40,7 @@ def read_run(folder: Path) -> dict:
     config = json.loads((folder / "config.json").read_text())
     rows = read_metrics(folder)
     ends = [row["step"] for row in rows if "eval/reward" in row]
-    spurious = count_spurious(folder / "samples.jsonl", ends)
+    counts = spurious.count(folder / "samples.jsonl", ends)
     windows, totals, steps = [], dict.fromkeys(TOTALS, 0), []
     for row in rows:
         for name, key in TOTALS.items():
@@ -51,40 +50,9 @@ def read_run(folder: Path) -> dict:
             evaluation = {key: round(row[key], 5) for key in row if key.startswith("eval/")}
             means = {key: round(statistics.fmean(s[key] for s in steps), 5) for key in MEANS if steps}
             whole = {name: round(total, 2) for name, total in totals.items()}
-            windows.append({"step": row["step"], **whole, **evaluation, **means, **spurious.get(row["step"], {})})
+            windows.append({"step": row["step"], **whole, **evaluation, **means, **counts.get(row["step"], {})})
             steps = []
     return {"group_size": config["group_size"], "prompts": config["prompts_per_step"], "windows": windows}
-
-
-def count_spurious(path: Path, ends: list[int]) -> dict[int, dict]:
-    """Per window, by the step at its end: how many answers were right, and how many of them by a wrong chain.
-
-    Whatever the reward is, "right" here means that the box holds the answer. `first`: responses of the first round,
-    `drawn`: all, by the share of right ones in their pool, `kept`: those with an advantage, also by it.
-    """
-    pools = defaultdict(list)
-    for line in path.read_text().splitlines():
-        sample = json.loads(line)
-        pools[sample["step"], sample["row"]].append(sample)
-    counts = {end: defaultdict(int) for end in ends}
-    for (step, _), pool in pools.items():
-        count = counts[next(end for end in ends if end >= step)]
-        problem = re.search(r"\d([+-]\d)+", pool[0]["prompt"]).group()
-        rate = sum(sample["correct"] for sample in pool) / len(pool)
-        bin_ = next(name for name, most in BINS.items() if rate <= most)
-        for sample in pool:
-            right = boxed(sample["response"]) == boxed(solve(problem))
-            spurious = right and not chain_is_right(problem, sample["response"])
-            places = [f"drawn {bin_}"]
-            if sample["index"] < 4:
-                places.append("first")
-            if sample["advantage"] is not None:
-                places += ["kept", f"kept {bin_}"]
-            for place in places:
-                count[f"{place}: all"] += 1
-                count[f"{place}: right"] += right
-                count[f"{place}: spurious"] += spurious
-    return {end: dict(count) for end, count in counts.items()}
 
 
 def collect(names: list[str], out: Path, path: Path) -> dict[str, dict]:
@@ -109,21 +77,15 @@ def by_sampler(results: dict[str, dict], set_name: str) -> dict[str, list[dict]]
     return dict(found)
 
 
-def mean_and_error(values: list[float]) -> tuple[float, float]:
-    """Mean, and its standard error (nan with one value)."""
-    return statistics.fmean(values), statistics.stdev(values) / math.sqrt(len(values)) if len(values) > 1 else math.nan
-
-
 def show(values: list[float], scale: float = 1, digits: int = 1) -> str:
     """Mean ± standard error of the values that there are; those of a share of nothing are nan.
 
     >>> show([0.5, 0.52, 0.54], scale=100)
     '52.0 ± 1.2'
     """
-    values = [scale * value for value in values if not math.isnan(value)]
-    if not values:
+    mean, error = mean_and_error([scale * value for value in values])
+    if math.isnan(mean):
         return ""
-    mean, error = mean_and_error(values)
     return f"{mean:.{digits}f}" + ("" if math.isnan(error) else f" ± {error:.{digits}f}")
 
 
@@ -144,19 +106,6 @@ def at(record: dict, key: str, axis: str, place: float) -> float | None:
             share = (place - before[axis]) / (after[axis] - before[axis])
             return before[key] + share * (after[key] - before[key])
     return windows[-1][key]
-
-
-FIRST, LAST = slice(0, 1), slice(-1, None)  # windows
-
-
-def share(records: list[dict], place: str, which: slice) -> list[float]:
-    """Per run: spurious ones among right answers in some of its windows."""
-    shares = []
-    for record in records:
-        windows = record["windows"][1:][which]
-        right, spurious = (sum(w.get(f"{place}: {kind}", 0) for w in windows) for kind in ("right", "spurious"))
-        shares.append(spurious / right if right else math.nan)
-    return shares
 
 
 # ----------------------------------------------------------------------------------------------------------------
@@ -226,33 +175,25 @@ def dynamics(samplers: dict[str, list[dict]]) -> str:
     return markdown(rows)
 
 
-def spurious(samplers: dict[str, list[dict]]) -> str:
-    """Wrong chains among right answers, and right chains among all responses, early and late."""
-    rows = [
-        ["sampler", "reward", "first steps", "last steps", "kept, first", "kept, last", "right answers", "right chains"]
-    ]
+def spurious_shares(samplers: dict[str, list[dict]]) -> str:
+    """Wrong chains among right answers at both ends of a run, and what the policy is worth at its end."""
+    head = ["sampler", "reward for", "first steps", "last steps", "kept, first steps", "kept, last steps"]
+    rows = [[*head, "right answers, last", "right chains, last"]]
+    first, last = slice(0, 1), slice(-1, None)
     for name, records in samplers.items():
-        end = [record["windows"][-1] for record in records]
-        answers = [window["first: right"] / window["first: all"] for window in end]
-        chains = [(window["first: right"] - window["first: spurious"]) / window["first: all"] for window in end]
-        rows.append(
-            [
-                *(name.removesuffix("-chain"), "chain" if name.endswith("-chain") else "answer"),
-                *(show(share(records, place, which), 100) for place in ("first", "kept") for which in (FIRST, LAST)),
-                *(show(values, 100) for values in (answers, chains)),
-            ]
-        )
+        cells = [(place, window, "right", "spurious") for place in ("first", "kept") for window in (first, last)]
+        cells += [("first", last, "all", what) for what in ("right", "chains")]
+        shares = [show([share(record, *cell) for record in records], 100) for cell in cells]
+        rows.append([name.removesuffix("-chain"), "chains" if name.endswith("-chain") else "answers", *shares])
     return markdown(rows)
 
 
 def spurious_by_rate(samplers: dict[str, list[dict]]) -> str:
     """Wrong chains among right answers, by the share of right ones in the pool, in the first quarter of a run."""
-    rows = [["sampler", "reward", *(f"{what}, {name}" for what in ("drawn", "kept") for name in BINS)]]
+    places = [f"{what} {rate_bin}" for what in ("drawn", "kept") for rate_bin in BINS]
+    rows = [["sampler", *places]]
     for name, records in samplers.items():
-        cells = [
-            show(share(records, f"{what} {bin_}", slice(0, 2)), 100) for what in ("drawn", "kept") for bin_ in BINS
-        ]
-        rows.append([name.removesuffix("-chain"), "chain" if name.endswith("-chain") else "answer", *cells])
+        rows.append([name, *(show([share(record, place, EARLY) for record in records], 100) for place in places)])
     return markdown(rows)
 
 
@@ -297,11 +238,11 @@ def tables(results: dict[str, dict]) -> dict[str, str]:
         found[f"samples {set_name}"] = at_equal(compared, "samples")
         found[f"seconds {set_name}"] = at_equal(compared, "seconds")
         found[f"dynamics {set_name}"] = dynamics(rounds)
-    samplers = by_sampler(results, "mixed")
-    paid = {name: samplers[name][:3] for base in ("grpo", "pos", "balance") for name in (base, f"{base}-chain")}
-    found["spurious"] = spurious(paid)
-    found["spurious by rate"] = spurious_by_rate(paid)
-    found["rules"] = rules(samplers)
+    chains = by_sampler(results, "chains")
+    by_reward = [f"{name}{reward}" for name in ("grpo", "pos", "balance") for reward in ("", "-chain")]
+    found["spurious"] = spurious_shares({name: chains[name] for name in by_reward})
+    found["spurious by rate"] = spurious_by_rate({name: chains[name] for name in ("grpo", "pos", "balance")})
+    found["rules"] = rules(by_sampler(results, "mixed"))
     return found
 
 

@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 
 from ada import UserError
-from experiments import figures, results
+from experiments import figures, results, spurious
 from experiments.figures import PLAN, Job, read_plan, run_all
-from experiments.results import at, count_spurious, read_run, refresh, share, show, tables
+from experiments.results import at, read_run, refresh, show, tables
 
 ROOT = Path(__file__).parent.parent
 
@@ -38,11 +38,11 @@ def run(tmp_path):
         row |= {"sampling/samples": 10 * step, "sampling/tokens": 80, "time/step": 0.5}
         rows.append(row | ({"eval/reward": 0.1 * step, "eval/pass@16": 0.5} if step % 2 == 0 else {}))
     (folder / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    right, spurious, wrong = r"7, 8, \boxed{8}", r"6, 8, \boxed{8}", r"6, 5, \boxed{5}"
+    right, luck, wrong = r"7, 8, \boxed{8}", r"6, 8, \boxed{8}", r"6, 5, \boxed{5}"
     samples = [
         *(line(1, 0, i, wrong, correct=False) for i in range(6)),
-        *(line(1, 0, 6, right, advantage=0.5), line(1, 0, 7, spurious, advantage=0.5)),  # 2 of 8
-        *(line(2, 1, 0, right), line(2, 1, 1, spurious, correct=False)),  # a reward that sees the chain: 1 of 2
+        *(line(1, 0, 6, right, advantage=0.5), line(1, 0, 7, luck, advantage=0.5)),  # 2 of 8
+        *(line(2, 1, 0, right), line(2, 1, 1, luck, correct=False)),  # both answers right, to a reward for chains one
         *(line(3, 0, 0, right), line(3, 0, 1, right)),  # 2 of 2
     ]
     (folder / "samples.jsonl").write_text("\n".join(samples) + "\n")
@@ -60,11 +60,12 @@ def test_a_run_becomes_windows(run):
 
 def test_spurious_answers_are_counted(run):
     """Right by the box, wrong by the chain; also under a reward that didn't pay for them."""
-    counts = count_spurious(run / "samples.jsonl", [0, 2, 4])
+    counts = spurious.count(run / "samples.jsonl", [0, 2, 4])
     assert counts[0] == {}
     first = counts[2]
     kinds = ("all", "right", "spurious")
-    assert [first[f"drawn up to 1/2: {kind}"] for kind in kinds] == [10, 4, 2]
+    assert [first[f"drawn up to 1/2: {kind}"] for kind in kinds] == [8, 2, 1]
+    assert [first[f"drawn above 1/2: {kind}"] for kind in kinds] == [2, 2, 1]
     assert (first["kept: all"], first["kept: right"], first["kept: spurious"]) == (2, 2, 1)
     assert (first["first: all"], first["first: right"], first["first: spurious"]) == (
         6,
@@ -72,8 +73,10 @@ def test_spurious_answers_are_counted(run):
         1,
     )
     assert counts[4]["drawn above 1/2: right"] == 2 and counts[4]["drawn above 1/2: spurious"] == 0
-    assert share([read_run(run)], "first", slice(0, 1)) == [0.5]
-    assert math.isnan(share([read_run(run)], "kept", slice(-1, None))[0])
+    record = read_run(run)
+    assert spurious.share(record, "first", slice(0, 1)) == 0.5
+    assert spurious.share(record, "first", slice(0, 1), "all", "chains") == 1 / 6
+    assert math.isnan(spurious.share(record, "kept", slice(-1, None)))
 
 
 def test_between_evaluations_in_a_straight_line(run):

@@ -1,0 +1,107 @@
+"""Spurious positives: right answers from wrong chains, counted in runs' samples.jsonl. docs/spurious.md explains them.
+
+The toy can check its chains (ada.toy.chain_is_right), so here one knows what a verifier of answers cannot see.
+"""
+
+import json
+import math
+import re
+import statistics
+from collections import defaultdict
+from pathlib import Path
+
+from matplotlib.figure import Figure
+
+from ada.plot import COLORS, MARKERS, finish, panels
+from ada.toy import boxed, chain_is_right, solve
+
+BINS = {"up to 1/8": 1 / 8, "up to 1/2": 1 / 2, "above 1/2": 1.0}  # of the share of right answers in a pool
+SAMPLERS = ("balance", "pos", "grpo")
+EARLY = slice(0, 2)  # windows: the first two, a quarter of a run
+
+
+def count(path: Path, ends: list[int]) -> dict[int, dict[str, int]]:
+    """How many answers were right, and how many of them by a wrong chain, in windows of steps that end at `ends`.
+
+    An answer is right here if the box holds it, whatever the run's reward was. Counted are, by place: "first", the
+    first four responses to a prompt, which all samplers draw; "drawn", all, by the BINS; "kept", those in the update,
+    also by the BINS.
+
+    Returns:
+        end of the window -> {"PLACE: all", "PLACE: right", "PLACE: spurious"}, numbers of responses.
+    """
+    pools = defaultdict(list)
+    for line in path.read_text().splitlines():
+        sample = json.loads(line)
+        problem = re.search(r"\d([+-]\d)+", sample["prompt"]).group()
+        right = boxed(sample["response"]) == boxed(solve(problem))
+        spurious = right and not chain_is_right(problem, sample["response"])
+        pools[sample["step"], sample["row"]].append((sample, right, spurious))
+    counts = {end: defaultdict(int) for end in ends}
+    for (step, _), pool in pools.items():
+        counted = counts[next(end for end in ends if end >= step)]
+        rate = sum(right for _, right, _ in pool) / len(pool)
+        rate_bin = next(name for name, most in BINS.items() if rate <= most)
+        for sample, right, spurious in pool:
+            places = [f"drawn {rate_bin}"]
+            if sample["index"] < 4:
+                places.append("first")
+            if sample["advantage"] is not None:
+                places += ["kept", f"kept {rate_bin}"]
+            for place in places:
+                counted[f"{place}: all"] += 1
+                counted[f"{place}: right"] += right
+                counted[f"{place}: spurious"] += spurious
+    return {end: dict(counted) for end, counted in counts.items()}
+
+
+def share(record: dict, place: str, windows: slice, of: str = "right", what: str = "spurious") -> float:
+    """Spurious ones among the right answers of a run in some of its windows; nan if there are none.
+
+    With what="chains": right answers by right chains.
+    """
+    totals = defaultdict(int)
+    for window in record["windows"][1:][windows]:
+        for kind in ("all", "right", "spurious"):
+            totals[kind] += window.get(f"{place}: {kind}", 0)
+    totals["chains"] = totals["right"] - totals["spurious"]
+    return totals[what] / totals[of] if totals[of] else math.nan
+
+
+def plot(samplers: dict[str, list[dict]]) -> Figure:
+    """By pass rate; by step with the reward that sees answers only (solid) and the one that sees chains (dashed).
+
+    `samplers`: the records of each sampler's runs, "balance" and "balance-chain" and so on.
+    """
+    figure, [axes] = panels(1, 3)
+    for i, name in enumerate(SAMPLERS):
+        look = {"color": COLORS[i], "label": name}
+        by_rate = [mean_and_error([share(run, f"drawn {b}", EARLY) for run in samplers[name]]) for b in BINS]
+        means, errors = zip(*by_rate, strict=True)
+        axes[0].bar([x + 0.27 * (i - 1) for x in range(len(BINS))], means, 0.25, yerr=errors, capsize=3, **look)
+        for reward, style in (("", "-"), ("-chain", "--")):
+            runs = samplers[name + reward]
+            steps = [window["step"] for window in runs[0]["windows"]][1:]
+            for axis, of, what in ((axes[1], "right", "spurious"), (axes[2], "all", "chains")):
+                shares = [[share(run, "first", slice(j, j + 1), of, what) for run in runs] for j in range(len(steps))]
+                means, errors = zip(*map(mean_and_error, shares), strict=True)
+                low, high = zip(*((m - e, m + e) for m, e in zip(means, errors, strict=True)), strict=True)
+                axis.plot(steps, means, style, marker=MARKERS[i], **(look if not reward else {"color": COLORS[i]}))
+                axis.fill_between(steps, low, high, color=COLORS[i], alpha=0.2, linewidth=0)
+    axes[0].set_xticks(range(len(BINS)), BINS)
+    axes[0].set(title="spurious right answers\nin the first quarter", xlabel="share of right answers in the pool")
+    axes[1].set(title="spurious right answers; reward for\nanswers (solid), chains (dashed)", xlabel="step")
+    axes[2].set(title="responses with right chains; reward\nfor answers (solid), chains (dashed)", xlabel="step")
+    axes[0].set_ylabel("share of right answers")
+    axes[1].set_ylabel("share of right answers")
+    axes[2].set_ylabel("share of responses")
+    for axis in axes:
+        axis.set_ylim(bottom=0)
+    return finish(figure)
+
+
+def mean_and_error(values: list[float]) -> tuple[float, float]:
+    """Mean of those that are not nan, and its standard error; nan where there are too few."""
+    values = [value for value in values if not math.isnan(value)]
+    mean = statistics.fmean(values) if values else math.nan
+    return mean, statistics.stdev(values) / math.sqrt(len(values)) if len(values) > 1 else math.nan
