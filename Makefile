@@ -1,5 +1,6 @@
 # make train      set up .venv, then train the embedded toy          make train ARGS="--sampler pos --seed 1"
 # make reproduce-toy   the whole way on the toy: prepare hard prompts, train three samplers, evaluate, tables and plots
+# make figures    every comparison of docs/claims.md on the toy, figures and tables          make figures ARGS=--quick
 # make test       set up .venv, then lint and the fast tests
 # make test-all   the slow tests too
 # The set-up takes the CUDA requirements where nvidia-smi answers, the CPU ones elsewhere.
@@ -21,6 +22,10 @@ reproduce-toy: .venv/ready
 	$(BIN)/python -m ada.plot $(TOY)/grpo $(TOY)/pos $(TOY)/balance --out $(TOY)/plots
 	$(BIN)/python -m ada.eval --model toy-demo/model $(TOY)/grpo $(TOY)/pos $(TOY)/balance \
 	  --data toy-demo/test $(TOY)/hard.jsonl --k 32 --max-tokens 32 --plot --out $(TOY)/eval
+
+figures: .venv/ready
+	$(BIN)/python -m experiments.theory
+	$(BIN)/python -m experiments.figures $(ARGS)
 
 test: .venv/ready
 	$(BIN)/ruff check .
@@ -46,4 +51,4 @@ ifeq ($(REQUIREMENTS),requirements-cpu.txt)
 endif
 	@touch $@
 
-.PHONY: train reproduce-toy test test-all
+.PHONY: train reproduce-toy figures test test-all

@@ -115,7 +115,7 @@ def at(record: dict, key: str, axis: str, place: float) -> float | None:
 def final(samplers: dict[str, list[dict]]) -> str:
     """What each run ends with and has cost."""
     per_step = {
-        name: statistics.fmean(last(record, "seconds") / last(record, "step") for record in records)
+        name: statistics.median(last(record, "seconds") / last(record, "step") for record in records)
         for name, records in samplers.items()
     }
     rows = [["sampler", "steps", "1000 samples", "s/step", "x grpo", "reward", "pass@16", "entropy"]]
