@@ -24,7 +24,6 @@ reproduce-toy: .venv/ready
 	  --data toy-demo/test $(TOY)/hard.jsonl --k 32 --max-tokens 32 --plot --out $(TOY)/eval
 
 figures: .venv/ready
-	$(BIN)/python -m experiments.theory
 	$(BIN)/python -m experiments.figures $(ARGS)
 
 test: .venv/ready

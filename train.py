@@ -17,7 +17,6 @@ import dataclasses
 import pkgutil
 import sys
 from dataclasses import dataclass, field
-from functools import partial
 from pathlib import Path
 from typing import Literal
 
@@ -141,10 +140,14 @@ class Config:
             find_exit_rule(self.sampler)
         if self.sampler == "passive" and self.keep_uniform:
             raise OptionError("--keep_uniform: --sampler passive is about leaving them out")
-        if self.sampler == "two_stage" and self.round_size * (self.max_rounds - 1) < self.group_size:
+        if self.sampler == "two_stage" and self.max_rounds < 2:
             raise OptionError(
-                f"--max_rounds {self.max_rounds}: --sampler two_stage takes one for the pilot, and --group_size "
-                f"{self.group_size} does not fit into the others (of --round_size {self.round_size})"
+                f"--max_rounds {self.max_rounds}: --sampler two_stage needs one for the pilot and another"
+            )
+        if self.sampler == "two_stage" and self.round_size % self.group_size:
+            raise OptionError(
+                f"--round_size {self.round_size}: --sampler two_stage spends it in multiples of --group_size "
+                f"{self.group_size}"
             )
         if self.group_size > self.round_size * self.max_rounds:
             raise OptionError(
@@ -196,6 +199,8 @@ def train(config: Config) -> None:
     run.say(f"training in {run.path} on {ranks.world_size} x {ranks.device.type}; the first prompt is")
     run.say(repr(train_prompts[0].text))
 
+    exit_rule = None if config.sampler in BASELINES else find_exit_rule(config.sampler)
+
     def evaluate_at(step: int) -> dict[str, float]:
         with SamplingBar("evaluating", run.bars_off) as progress:
             return evaluate(
@@ -213,24 +218,21 @@ def train(config: Config) -> None:
         # ---- sample: ranks take prompts from one queue, each as fast as it gets through them
         prompts = batch(train_prompts, step=step - 1, size=config.prompts_per_step, seed=config.seed)
         with SamplingBar("sampling", run.bars_off) as progress:
-            draw = partial(
-                sample_adaptively,
-                engine,
-                scorer,
-                n=config.group_size,
-                round_size=config.round_size,
-                max_rounds=config.max_rounds,
-                seed=config.seed,
-                step=step,
-                progress=progress,
-            )
+            settings = {
+                "n": config.group_size,
+                "round_size": config.round_size,
+                "max_rounds": config.max_rounds,
+                "seed": config.seed,
+                "step": step,
+                "progress": progress,
+            }
             if config.sampler == "passive":
-                my_pools = passive(draw, prompts, train_prompts, ranks)
+                my_pools = passive(engine, scorer, prompts, train_prompts, ranks, **settings)
             elif config.sampler == "two_stage":
-                my_pools = two_stage(draw, prompts, ranks)
+                my_pools = two_stage(engine, scorer, prompts, ranks, **settings)
             else:
                 queue = shared_queue(prompts, ranks.store, f"train/{step}")
-                my_pools = draw(queue, exit_rule=find_exit_rule(config.sampler))
+                my_pools = sample_adaptively(engine, scorer, queue, exit_rule=exit_rule, **settings)
         clock.lap("time/sampling")
 
         # ---- group: n balanced responses from each mixed pool; after the gather every rank knows all groups
@@ -300,9 +302,12 @@ def find_exit_rule(sampler: str) -> ExitRule:
     if ":" not in sampler:
         raise OptionError(f"--sampler {sampler}: must be one of {names}, or MODULE:FUNCTION")
     try:
-        return pkgutil.resolve_name(sampler)
+        exit_rule = pkgutil.resolve_name(sampler)
     except (ValueError, ImportError, AttributeError) as error:
         raise OptionError(f"--sampler {sampler}: {one_line(error)}") from error
+    if not callable(exit_rule):
+        raise OptionError(f"--sampler {sampler}: not a function")
+    return exit_rule
 
 
 def make_engine(config: Config, folder: str, ranks: Ranks):

@@ -2,20 +2,29 @@
 
 GRPO is not here: it is `sample_adaptively` with one round and `exit_fixed`. All of them hand over pools, from which the
 same `make_groups` makes the batch; whatever they draw and throw away counts in the metrics like everything else.
-
-`draw` is a functools.partial: `sample_adaptively` with this step's settings, which stand in draw.keywords.
+`settings` are further arguments of `sample_adaptively`.
 """
 
 import heapq
 import random
-from functools import partial
 from math import sqrt
 
 from ada.data import shared_queue
-from ada.sampler import Pool, Prompt, by_row, exit_fixed, seed_of
+from ada.sampler import Pool, Prompt, by_row, exit_fixed, sample_adaptively, seed_of
 
 
-def passive(draw: partial, batch: list[Prompt], everything: list[Prompt], ranks) -> list[Pool]:
+def passive(
+    engine,
+    scorer,
+    batch: list[Prompt],
+    everything: list[Prompt],
+    ranks,
+    *,
+    max_rounds: int,
+    seed: int,
+    step: int,
+    **settings,
+) -> list[Pool]:
     """Passive filtering, DAPO's "dynamic sampling" (arXiv 2503.14476): more prompts instead of more responses.
 
     One round for the batch. The prompts that turn out uniform are replaced by new ones, a wave of the batch's size at
@@ -27,22 +36,24 @@ def passive(draw: partial, batch: list[Prompt], everything: list[Prompt], ranks)
 
     Args:
         batch: the first wave, as every other sampler would get it.
-        everything: all prompts of the data, the batch among them.
+        everything: all prompts of the data, the batch among them. If they run out, so do the waves.
         ranks: a wave ends when all ranks are through with it, since only all of them know how many are mixed.
 
     Returns:
         The pools that this rank drew in all waves, uniform ones among them, sorted by row.
     """
-    seed, step = draw.keywords["seed"], draw.keywords["step"]
     taken = {prompt.row for prompt in batch}
     others = [prompt for prompt in everything if prompt.row not in taken]
     random.Random(seed_of("refill", seed, step)).shuffle(others)
     order = batch + others
     my_pools: list[Pool] = []
     n_mixed = 0
-    for wave in range(draw.keywords["max_rounds"]):
+    for wave in range(max_rounds):
         prompts = order[wave * len(batch) : (wave + 1) * len(batch)]
-        drawn = draw(shared_queue(prompts, ranks.store, f"train/{step}/wave {wave}"), exit_rule=exit_fixed)
+        queue = shared_queue(prompts, ranks.store, f"train/{step}/wave {wave}")
+        drawn = sample_adaptively(
+            engine, scorer, queue, exit_rule=exit_fixed, max_rounds=1, seed=seed, step=step, **settings
+        )
         mixed = set(ranks.gather([pool.prompt.row for pool in drawn if not pool.uniform]))
         surplus = [prompt.row for prompt in prompts if prompt.row in mixed][len(batch) - n_mixed :]
         for pool in drawn:
@@ -54,7 +65,9 @@ def passive(draw: partial, batch: list[Prompt], everything: list[Prompt], ranks)
     return sorted(my_pools, key=by_row)
 
 
-def two_stage(draw: partial, prompts: list[Prompt], ranks) -> list[Pool]:
+def two_stage(
+    engine, scorer, prompts: list[Prompt], ranks, *, n: int, round_size: int, max_rounds: int, step: int, **settings
+) -> list[Pool]:
     """GVM-RAFT's two stages (arXiv 2505.02391), in short: estimate each pass rate p, then spend by 1/sqrt(p).
 
     The pilot's responses estimate p and are thrown away: used for both, those that set the budget would bias the mean
@@ -62,13 +75,16 @@ def two_stage(draw: partial, prompts: list[Prompt], ranks) -> list[Pool]:
     in multiples of n; no prompt gets fewer than n, or more than `max_rounds` rounds.
 
     Args:
-        ranks: a rank draws the second stage of the prompts whose pilot it drew.
+        ranks: a rank draws the second stage of the prompts whose pilot it drew, and so has both to report.
 
     Returns:
         This rank's pools, sorted by row, each with its pilot beside it.
     """
-    n, round_size, max_rounds, step = (draw.keywords[name] for name in ("n", "round_size", "max_rounds", "step"))
-    pilots = draw(shared_queue(prompts, ranks.store, f"train/{step}/pilot"), exit_rule=exit_fixed, purpose="pilot")
+    settings |= {"n": n, "step": step}
+    queue = shared_queue(prompts, ranks.store, f"train/{step}/pilot")
+    pilots = sample_adaptively(
+        engine, scorer, queue, exit_rule=exit_fixed, round_size=round_size, max_rounds=1, purpose="pilot", **settings
+    )
     # One right response and one wrong one on top keep the estimate off 0 and 1 (Laplace's rule of succession).
     rates = {pool.prompt.row: (pool.n_correct + 1) / (len(pool.samples) + 2) for pool in pilots}
     rates = dict(sorted(ranks.gather(list(rates.items()))))
@@ -79,7 +95,8 @@ def two_stage(draw: partial, prompts: list[Prompt], ranks) -> list[Pool]:
     def exit_spent(pool: Pool, n: int) -> bool:
         return pool.rounds == budget[pool.prompt.row]
 
-    my_pools = draw([pilot.prompt for pilot in pilots], exit_rule=exit_spent, round_size=n, max_rounds=most)
+    mine = [pilot.prompt for pilot in pilots]
+    my_pools = sample_adaptively(engine, scorer, mine, exit_rule=exit_spent, round_size=n, max_rounds=most, **settings)
     for pool, pilot in zip(my_pools, pilots, strict=True):  # both sorted by row
         pool.pilot = pilot.samples
     return my_pools

@@ -9,7 +9,17 @@ from pathlib import Path
 import numpy as np
 
 METHOD = "sampler group_size round_size max_rounds baseline normalize_std keep_uniform".split()
-NEEDED = ("train_data", "seed", "steps", "prompts_per_step", "sampler", "group_size", "max_rounds", "normalize_std")
+NEEDED = (
+    "model",
+    "train_data",
+    "seed",
+    "steps",
+    "prompts_per_step",
+    "sampler",
+    "group_size",
+    "max_rounds",
+    "normalize_std",
+)
 
 
 @dataclass
@@ -49,7 +59,7 @@ def read_metrics(run: Path) -> list[dict]:
 
 
 def read_run(path: Path) -> Run:
-    """Metrics and config, and "extra", the samples beyond GRPO's. Raises ValueError, naming the file."""
+    """Metrics and config, and "per_prompt": samples per prompt of the batch. Raises ValueError, naming the file."""
     rows, file = read_metrics(path), path / "config.json"
     try:
         config = json.loads(read_file(file))
@@ -59,7 +69,7 @@ def read_run(path: Path) -> Run:
         raise ValueError(f"{file}: no {', '.join(missing)}")
     for row in rows:
         if "sampling/samples" in row:
-            row["extra"] = row["sampling/samples"] / (config["group_size"] * config["prompts_per_step"]) - 1
+            row["per_prompt"] = row["sampling/samples"] / config["prompts_per_step"]
     return Run(path, config, rows)
 
 
@@ -96,10 +106,10 @@ def average(curves: list[tuple[np.ndarray, np.ndarray]], shared: bool) -> Averag
 
 @dataclass
 class Line:
-    """Runs that differ only in their seed."""
+    """Runs of one name and one way of sampling; they should differ in their seed alone."""
 
     label: str
-    data: str  # name of the training prompts
+    data: str  # the training prompts, as they can stand in a file's name
     runs: list[Run]
     look: int | None  # lines of the same sampler have the same one
 
@@ -123,12 +133,17 @@ def make_lines(runs: list[Run], labels: dict[str, str]) -> list[Line]:
     """Lines in order of first appearance, one for each name less -seedN and set of training prompts.
 
     Raises:
-        ValueError: runs of one line have the same seed, or differ in how they sample.
+        ValueError: runs of one line have the same seed, or differ in how they sample; or two models were trained on
+            the same prompts: there is only one base model in a figure.
     """
     grouped: dict[tuple[str, str], list[Run]] = {}
+    models: dict[str, str] = {}
     for run in runs:
         name = re.sub(r"-seed\d+$", "", run.path.resolve().name)
-        grouped.setdefault((Path(run.config["train_data"]).stem, name), []).append(run)
+        data = "-".join(Path(run.config["train_data"]).with_suffix("").parts[-2:])
+        if models.setdefault(data, run.config["model"]) != run.config["model"]:
+            raise ValueError(f"{run.path}: trained {run.config['model']}, others {models[data]}: draw them apart")
+        grouped.setdefault((data, name), []).append(run)
     lines, samplers = [], []
     for (data, name), own in grouped.items():
         methods = {tuple(run.config.get(key) for key in METHOD) for run in own}

@@ -115,31 +115,29 @@ def reward_entropy(lines: list[Line]) -> Figure | None:
 
 
 def dynamics(lines: list[Line]) -> Figure | None:
-    """Fig. 5: samples beyond GRPO's; prompts unresolved, by what they lack; prompts settled within two rounds.
+    """Fig. 5: samples per prompt (GRPO's are n); prompts unresolved, by what they lack; settled within two rounds.
 
     Enough right ones are n/2, as balance wants them, also for samplers whose rule is another. Those that don't sample
     in rounds are in the first panel only.
     """
-    share, in_rounds = (
-        "share of prompts",
-        [line for line in lines if line.config["max_rounds"] > 1 and line.config["sampler"] not in NOT_IN_ROUNDS],
-    )
+    share = "share of prompts"
+    rounds = [line for line in lines if line.config["max_rounds"] > 1 and line.config["sampler"] not in NOT_IN_ROUNDS]
     contents = (
-        (lines, "samples beyond GRPO's n = group_size", "extra samples, multiples of n", ["extra"]),
+        (lines, "cost of a step", "samples per prompt of the batch", ["per_prompt"]),
         (
-            in_rounds,
+            rounds,
             "never resolved: too few right\n(solid), too few wrong (dashed)",
             share,
             ["sampling/unresolved_no_right", "sampling/unresolved_no_wrong"],
         ),
         (
-            in_rounds,
+            rounds,
             "within two rounds: enough right\n(solid), resolved (dashed)",
             share,
             ["sampling/right_in_two_rounds", "sampling/resolved_in_two_rounds"],
         ),
     )
-    figure, [axes] = panels(1, 3 if in_rounds else 1)
+    figure, [axes] = panels(1, 3 if rounds else 1)
     for axis, (drawn, title, label, keys) in zip(axes, contents, strict=False):
         for key, style in zip(keys, ("-", "--"), strict=False):
             for line in drawn:

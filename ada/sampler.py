@@ -307,7 +307,8 @@ def make_groups(
 def summarise(pools: list[Pool], groups: list[Group], n: int) -> dict[str, float | None]:
     """What one iteration's sampling looked like. Pure; shares and means are over prompts unless said otherwise.
 
-    The three rewards differ on purpose. `first_round` is the policy's: independent draws, no rule asked yet.
+    The three rewards differ on purpose. `first_round` is the policy's: independent draws, no rule asked yet. (In
+    small batches passive filtering biases it a little, drawing more prompts where many are uniform.)
     Stopping biases the mean of the `pool` (pos upwards, balance towards 1/2), and that of the `kept` responses
     sits near 1/2 in balance mode whatever the policy does.
     """

@@ -19,6 +19,9 @@ from experiments import spurious
 from experiments.spurious import BINS, EARLY, mean_and_error, share
 
 RESULTS = Path("docs/figures/results.json")
+COMPARED = ("grpo", "grpo-std", "grpo-24", "grpo-long", "passive", "two_stage", "pos", "balance")
+RULES = ("balance", "signal", "memory")
+SEEDS = 3  # of the comparison; balance has two more for that of the rules
 PAGES = [Path("README.md"), Path("docs/claims.md"), Path("docs/spurious.md")]
 MEANS = (  # over the steps of a window
     *("reward/first_round", "sampling/uniform_at_n", "sampling/uniform_after", "sampling/unresolved_no_right"),
@@ -31,7 +34,7 @@ TOTALS = {"samples": "sampling/samples", "tokens": "sampling/tokens", "groups": 
 # A record per run
 
 
-def read_run(folder: Path) -> dict:
+def record_of(folder: Path) -> dict:
     """What the tables need of a run: a window per evaluation, from the one before it.
 
     A window has the evaluation at its end, totals so far, means over its steps, and counts of spurious answers among
@@ -40,7 +43,7 @@ def read_run(folder: Path) -> dict:
     config = json.loads((folder / "config.json").read_text())
     rows = read_metrics(folder)
     ends = [row["step"] for row in rows if "eval/reward" in row]
-    counts = spurious.count(folder / "samples.jsonl", ends)
+    counts = spurious.count(folder / "samples.jsonl", ends, spurious.base_rates(config["train_data"]))
     windows, totals, steps = [], dict.fromkeys(TOTALS, 0), []
     for row in rows:
         for name, key in TOTALS.items():
@@ -57,7 +60,7 @@ def read_run(folder: Path) -> dict:
 
 def collect(names: list[str], out: Path, path: Path) -> dict[str, dict]:
     """The records of all runs, by name (SET-SAMPLER-seedN), also written to `path`, a run a line."""
-    results = {name: read_run(out / name) for name in sorted(names)}
+    results = {name: record_of(out / name) for name in sorted(names)}
     lines = ",\n".join(f"{json.dumps(name)}: {json.dumps(results[name])}" for name in results)
     path.write_text("{\n" + lines + "\n}\n")
     return results
@@ -77,12 +80,14 @@ def by_sampler(results: dict[str, dict], set_name: str) -> dict[str, list[dict]]
     return dict(found)
 
 
-def show(values: list[float], scale: float = 1, digits: int = 1) -> str:
-    """Mean ± standard error of the values that there are; those of a share of nothing are nan.
+def show(values: list[float | None], scale: float = 1, digits: int = 1) -> str:
+    """Mean ± standard error. Shares of nothing, which are nan, don't count; what a seed lacks, a None, leaves a blank.
 
     >>> show([0.5, 0.52, 0.54], scale=100)
     '52.0 ± 1.2'
     """
+    if None in values:
+        return ""
     mean, error = mean_and_error([scale * value for value in values])
     if math.isnan(mean):
         return ""
@@ -96,15 +101,15 @@ def last(record: dict, key: str) -> float:
 def at(record: dict, key: str, axis: str, place: float) -> float | None:
     """A metric where `axis` (samples, seconds, ...) reaches `place`, between evaluations in a straight line.
 
-    None if the run ends before; 3% are forgiven, for what takes about equally long.
+    None if the run ends before; 5% are forgiven, for what costs about as much.
     """
     windows = record["windows"]
-    if last(record, axis) < 0.97 * place:
+    if last(record, axis) < 0.95 * place:
         return None
     for before, after in zip(windows, windows[1:], strict=False):
         if after[axis] >= place:
-            share = (place - before[axis]) / (after[axis] - before[axis])
-            return before[key] + share * (after[key] - before[key])
+            way = (place - before[axis]) / (after[axis] - before[axis])
+            return before[key] + way * (after[key] - before[key])
     return windows[-1][key]
 
 
@@ -133,21 +138,13 @@ def final(samplers: dict[str, list[dict]]) -> str:
     return markdown(rows)
 
 
-def at_equal(samplers: dict[str, list[dict]], axis: str, key: str = "eval/reward") -> str:
-    """Held-out reward where each has cost as much as grpo, pos and balance at their ends."""
-    places = {
-        name: statistics.fmean(last(record, axis) for record in samplers[name])
-        for name in ("grpo", "pos", "balance")
-        if name in samplers
-    }
-    unit = {"samples": (1e-3, "k"), "seconds": (1, " s")}[axis]
-    rows = [["sampler", *(f"{name}'s {place * unit[0]:.0f}{unit[1]}" for name, place in places.items())]]
+def at_equal_samples(samplers: dict[str, list[dict]]) -> str:
+    """Held-out reward where each has drawn as much as grpo, pos and balance at their ends (the thriftiest seed)."""
+    places = {name: min(last(record, "samples") for record in samplers[name]) for name in ("grpo", "pos", "balance")}
+    rows = [["sampler", *(f"{name}'s {place / 1000:.0f}k" for name, place in places.items())]]
     for name, records in samplers.items():
-        cells = []
-        for place in places.values():
-            values = [at(record, key, axis, place) for record in records]
-            cells.append("" if None in values else show(values, 100))
-        rows.append([name, *cells])
+        values = [[at(record, "eval/reward", "samples", place) for record in records] for place in places.values()]
+        rows.append([name, *(show(column, 100) for column in values)])
     return markdown(rows)
 
 
@@ -201,43 +198,35 @@ def rules(samplers: dict[str, list[dict]]) -> str:
     """Cheaper exit rules where they have drawn as much as balance in all; differences paired by seed."""
     keys = {"reward": ("eval/reward", 100, 1), "pass@16": ("eval/pass@16", 100, 1), "entropy": ("eval/entropy", 1, 4)}
     rows = [["rule", "seeds", "steps", "groups per 1000 samples", *keys, *(f"{key} - balance's" for key in keys)]]
-    balance = samplers["balance"]
-    for name in ("balance", "signal", "memory"):
-        pairs = list(zip(samplers[name], balance, strict=True))
-        places = [last(other, "samples") for _, other in pairs]
+    for name in RULES:
+        pairs = list(zip(samplers[name], samplers["balance"], strict=True))
+        places = [last(balance, "samples") for _, balance in pairs]
 
-        def values(key, pairs=pairs, places=places):
+        def there(key, pairs=pairs, places=places):
             return [at(record, key, "samples", place) for (record, _), place in zip(pairs, places, strict=True)]
 
-        groups = [g / place for g, place in zip(values("groups"), places, strict=True)]
-        differences = [
-            show(
-                [value - last(other, key) for value, (_, other) in zip(values(key), pairs, strict=True)], scale, digits
-            )
-            for key, scale, digits in keys.values()
-        ]
-        rows.append(
-            [
-                *(name, str(len(pairs)), show(values("step"), 1, 0), show(groups, 1000)),
-                *(show(values(key), scale, digits) for key, scale, digits in keys.values()),
-                *(differences if name != "balance" else [""] * len(keys)),
+        groups = [count and count / place for count, place in zip(there("groups"), places, strict=True)]
+        cells = [show(there("step"), 1, 0), show(groups, 1000)]
+        cells += [show(there(key), scale, digits) for key, scale, digits in keys.values()]
+        for key, scale, digits in keys.values():
+            gains = [
+                None if value is None else value - last(balance, key)
+                for value, (_, balance) in zip(there(key), pairs, strict=True)
             ]
-        )
+            cells.append(show(gains, scale, digits) if name != "balance" else "")
+        rows.append([name, str(len(pairs)), *cells])
     return markdown(rows)
 
 
 def tables(results: dict[str, dict]) -> dict[str, str]:
     """All tables by name."""
     found = {}
-    main = ("grpo", "grpo-std", "grpo-24", "grpo-long", "passive", "two_stage", "pos", "balance")
     for set_name in ("mixed", "hard"):
         samplers = by_sampler(results, set_name)
-        compared = {name: samplers[name][:3] for name in main if name in samplers}
-        rounds = {name: compared[name] for name in ("pos", "balance")}
+        compared = {name: samplers[name][:SEEDS] for name in COMPARED}
         found[f"final {set_name}"] = final(compared)
-        found[f"samples {set_name}"] = at_equal(compared, "samples")
-        found[f"seconds {set_name}"] = at_equal(compared, "seconds")
-        found[f"dynamics {set_name}"] = dynamics(rounds)
+        found[f"samples {set_name}"] = at_equal_samples(compared)
+        found[f"dynamics {set_name}"] = dynamics({name: compared[name] for name in ("pos", "balance")})
     chains = by_sampler(results, "chains")
     by_reward = [f"{name}{reward}" for name in ("grpo", "pos", "balance") for reward in ("", "-chain")]
     found["spurious"] = spurious_shares({name: chains[name] for name in by_reward})
@@ -250,7 +239,7 @@ def refresh(page: Path, tables: dict[str, str]) -> None:
     """Put the tables between their marks. Raises KeyError for a mark without a table."""
     text = page.read_text()
     fresh = re.sub(
-        r"(<!-- table: ([^>]+) -->\n).*?(<!-- end -->)",
+        r"(<!-- table: ([^>]+) -->\n)(?:(?!<!--).)*(<!-- end -->)",
         lambda match: f"{match[1]}{tables[match[2]]}\n{match[3]}",
         text,
         flags=re.DOTALL,

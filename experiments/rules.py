@@ -8,8 +8,6 @@ would not, and most of its budget goes to prompts that stay uniform to the last 
 
 from ada.sampler import Pool
 
-MAX_ROUNDS = 4  # of train.py's defaults
-
 
 def exit_signal(pool: Pool, n: int) -> bool:
     """Stop as soon as the pool can teach anything at all: one right response and one wrong one.
@@ -37,8 +35,7 @@ class ExitMemory:
         verdict = pool.samples[0].correct
         if pool.rounds == 1:
             return self.in_vain.get(row) == verdict
-        if pool.rounds == MAX_ROUNDS:
-            self.in_vain[row] = verdict
+        self.in_vain[row] = verdict  # so far; forgotten as soon as the pool is mixed
         return False
 
 

@@ -12,46 +12,48 @@ from pathlib import Path
 
 from matplotlib.figure import Figure
 
+from ada import toy
 from ada.plot import COLORS, MARKERS, finish, panels
 from ada.toy import boxed, chain_is_right, solve
 
-BINS = {"up to 1/8": 1 / 8, "up to 1/2": 1 / 2, "above 1/2": 1.0}  # of the share of right answers in a pool
+BINS = {"0": 0, "1-2": 2, "3-8": 8, "9-16": 16}  # right answers of the base model, of 16; the same for all samplers
 SAMPLERS = ("balance", "pos", "grpo")
-EARLY = slice(0, 2)  # windows: the first two, a quarter of a run
+EARLY = slice(0, 2)  # windows: the first two, while the base model's pass rates still say something
 
 
-def count(path: Path, ends: list[int]) -> dict[int, dict[str, int]]:
+def base_rates(train_data: str) -> dict[str, int]:
+    """Problem -> right answers of the base model, of 16."""
+    rows = map(json.loads, Path(toy.locate(train_data)).read_text().splitlines())
+    return {row["problem"]: row["right_of_16"] for row in rows}
+
+
+def count(path: Path, ends: list[int], rates: dict[str, int]) -> dict[int, dict[str, int]]:
     """How many answers were right, and how many of them by a wrong chain, in windows of steps that end at `ends`.
 
     An answer is right here if the box holds it, whatever the run's reward was. Counted are, by place: "first", the
-    first four responses to a prompt, which all samplers draw; "drawn", all, by the BINS; "kept", those in the update,
-    also by the BINS.
+    first four responses to a prompt, which all samplers draw; "drawn", all, by the prompt's bin; "kept", those in the
+    update, also by it.
 
     Returns:
         end of the window -> {"PLACE: all", "PLACE: right", "PLACE: spurious"}, numbers of responses.
     """
-    pools = defaultdict(list)
+    counts = {end: defaultdict(int) for end in ends}
     for line in path.read_text().splitlines():
         sample = json.loads(line)
         problem = re.search(r"\d([+-]\d)+", sample["prompt"]).group()
         right = boxed(sample["response"]) == boxed(solve(problem))
         spurious = right and not chain_is_right(problem, sample["response"])
-        pools[sample["step"], sample["row"]].append((sample, right, spurious))
-    counts = {end: defaultdict(int) for end in ends}
-    for (step, _), pool in pools.items():
-        counted = counts[next(end for end in ends if end >= step)]
-        rate = sum(right for _, right, _ in pool) / len(pool)
-        rate_bin = next(name for name, most in BINS.items() if rate <= most)
-        for sample, right, spurious in pool:
-            places = [f"drawn {rate_bin}"]
-            if sample["index"] < 4:
-                places.append("first")
-            if sample["advantage"] is not None:
-                places += ["kept", f"kept {rate_bin}"]
-            for place in places:
-                counted[f"{place}: all"] += 1
-                counted[f"{place}: right"] += right
-                counted[f"{place}: spurious"] += spurious
+        rate_bin = next(name for name, most in BINS.items() if rates[problem] <= most)
+        places = [f"drawn {rate_bin}"]
+        if sample["index"] < 4:
+            places.append("first")
+        if sample["advantage"] is not None:
+            places += ["kept", f"kept {rate_bin}"]
+        counted = counts[next(end for end in ends if end >= sample["step"])]
+        for place in places:
+            counted[f"{place}: all"] += 1
+            counted[f"{place}: right"] += right
+            counted[f"{place}: spurious"] += spurious
     return {end: dict(counted) for end, counted in counts.items()}
 
 
@@ -89,7 +91,7 @@ def plot(samplers: dict[str, list[dict]]) -> Figure:
                 axis.plot(steps, means, style, marker=MARKERS[i], **(look if not reward else {"color": COLORS[i]}))
                 axis.fill_between(steps, low, high, color=COLORS[i], alpha=0.2, linewidth=0)
     axes[0].set_xticks(range(len(BINS)), BINS)
-    axes[0].set(title="spurious right answers\nin the first quarter", xlabel="share of right answers in the pool")
+    axes[0].set(title="spurious right answers drawn,\nfirst quarter", xlabel="right ones of the base model's 16")
     axes[1].set(title="spurious right answers; reward for\nanswers (solid), chains (dashed)", xlabel="step")
     axes[2].set(title="responses with right chains; reward\nfor answers (solid), chains (dashed)", xlabel="step")
     axes[0].set_ylabel("share of right answers")

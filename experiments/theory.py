@@ -385,17 +385,21 @@ def draw(right_of_16: list[int], out: Path) -> None:
     figure.savefig(out / "method-cost.png", dpi=150)
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description="Draw the figures of docs/method.md, write its numbers.")
-    parser.add_argument("--out", type=Path, default=Path("docs/figures"), help="the folder for them")
-    out = parser.parse_args().out
+def write(out: Path) -> dict:
+    """Figures and numbers into the folder `out`; returns the latter."""
     out.mkdir(parents=True, exist_ok=True)
     rows = Path(toy.locate("toy-demo/train")).read_text().splitlines()
     right_of_16 = [json.loads(row)["right_of_16"] for row in rows]
     found = numbers(right_of_16)
     (out / "method.json").write_text(json.dumps(rounded(found), indent=1, sort_keys=True) + "\n")
     draw(right_of_16, out)
-    print(*tables(found), sep="\n\n")
+    return found
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description="Draw the figures of docs/method.md, write its numbers.")
+    parser.add_argument("--out", type=Path, default=Path("docs/figures"), help="the folder for them")
+    print(*tables(write(parser.parse_args().out)), sep="\n\n")
 
 
 if __name__ == "__main__":

@@ -2,8 +2,8 @@
 
 import random
 import threading
+import time
 from collections import Counter
-from functools import partial
 
 import pytest
 from hypothesis import given
@@ -11,7 +11,9 @@ from hypothesis import strategies as st
 from test_sampler import FakeEngine, FakeScorer, FakeStore, coin, make_prompts
 
 from ada.baselines import allocate, passive, two_stage
-from ada.sampler import make_groups, sample_adaptively, summarise
+from ada.sampler import make_groups, summarise
+
+SETTINGS = {"n": 4, "round_size": 4, "max_rounds": 3, "seed": 0, "step": 1}
 
 
 class OneRank:
@@ -24,61 +26,13 @@ class OneRank:
         return items
 
 
-class Together:
-    """Ranks that are threads: `gather` is a meeting, as torch.distributed's is."""
-
-    def __init__(self, world_size):
-        self.lists = [None] * world_size
-        self.barrier = threading.Barrier(world_size, timeout=20)
-        self.lock = threading.Lock()
-        self.counts = Counter()
-
-    def rank(self, number):
-        together = self
-
-        class Rank:
-            store = property(lambda self: self)
-
-            def add(self, name, amount):
-                with together.lock:
-                    together.counts[name] += amount
-                    return together.counts[name]
-
-            def gather(self, items):
-                together.lists[number] = items
-                together.barrier.wait()
-                everybody = [item for items in together.lists for item in items]
-                together.barrier.wait()
-                return everybody
-
-        return Rank()
+def run_passive(respond, batch, prompts, **changes):
+    return passive(FakeEngine(respond), FakeScorer(), batch, prompts, OneRank(), **(SETTINGS | changes))
 
 
-def run_on(world_size, function, make_draw):
-    """Everybody's pools in one list, sorted by row; `function(draw, ranks)` runs on each rank."""
-    together, results, failures = Together(world_size), [None] * world_size, []
-
-    def work(number):
-        try:
-            results[number] = function(make_draw(number), together.rank(number))
-        except Exception as error:
-            failures.append(error)
-            together.barrier.abort()
-
-    threads = [threading.Thread(target=work, args=(number,)) for number in range(world_size)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert not failures, failures
-    return sorted((pool for pools in results for pool in pools), key=lambda pool: pool.prompt.row)
-
-
-def drawer(respond, *, rng=None, **options):
-    """What train.py hands to a baseline, on a scripted engine; with `rng` responses and verdicts come in any order."""
-    settings = {"n": 4, "round_size": 4, "max_rounds": 3, "seed": 0, "step": 1} | options
-    engine = FakeEngine(respond, capacity=32, steps=(lambda key: rng.randint(1, 9)) if rng else None)
-    return partial(sample_adaptively, engine, FakeScorer(rng), **settings)
+def run_two_stage(respond, n_prompts, *, engine=None, **changes):
+    engine = engine or FakeEngine(respond)
+    return two_stage(engine, FakeScorer(), make_prompts(n_prompts), OneRank(), **(SETTINGS | changes))
 
 
 def only(rows):
@@ -86,48 +40,48 @@ def only(rows):
     return lambda key, seed: ("right" if key[0] in rows and key[1] % 2 else "wrong", 1)
 
 
+def rows_of(pools):
+    return {pool.prompt.row for pool in pools}
+
+
 # ----------------------------------------------------------------------------------------------------------------
 # Passive filtering
 
 
 def test_passive_refills_until_the_batch_is_full():
-    """Of each wave of 4 the prompts with even rows are mixed: two waves are needed, and none more is drawn."""
+    """What is thrown away was paid for: uniform pools and surplus ones count, but give no group."""
     prompts = make_prompts(40)
-    draw = drawer(only(range(0, 40, 2)), max_rounds=5)
-    batch = prompts[:4]
-    pools = passive(draw, batch, prompts, OneRank())
-    assert {pool.prompt.row for pool in pools} >= {0, 1, 2, 3}
-    assert len(pools) % 4 == 0 and all(len(pool.samples) == 4 for pool in pools)
+    pools = run_passive(only(range(0, 40, 2)), prompts[:4], prompts, max_rounds=9)
+    waves = len(pools) // 4
+    assert 2 <= waves < 9 and len(pools) == 4 * waves and rows_of(pools) >= {0, 1, 2, 3}
     groups = make_groups(pools, n=4, seed=0, step=1)
-    assert len(groups) == 4
-    mixed = [pool for pool in pools if not pool.uniform]
-    assert len(mixed) - sum(pool.surplus for pool in pools) == 4
-    assert summarise(pools, groups, 4)["sampling/samples"] == 4 * len(pools)  # what is thrown away was paid for
+    assert len(groups) == 4 == sum(not pool.uniform and not pool.surplus for pool in pools)
+    assert summarise(pools, groups, 4)["sampling/samples"] == 16 * waves
+
+
+def test_passive_draws_no_wave_too_many():
+    prompts = make_prompts(40)
+    assert len(run_passive(only(range(40)), prompts[:4], prompts)) == 4
 
 
 def test_passive_keeps_the_first_in_the_order_of_the_waves():
     """In the order of rows the data's last prompts would be trained on less than its first."""
     prompts = make_prompts(40)
     batch = [prompts[row] for row in (39, 2, 30, 31)]
-    draw = drawer(only(range(40)))
-    kept = {pool.prompt.row for pool in passive(draw, batch, prompts, OneRank()) if not pool.surplus}
-    assert kept == {39, 2, 30, 31}  # all mixed: no second wave
-
-    draw = drawer(only(set(range(40)) - {39}))
-    pools = passive(draw, batch, prompts, OneRank())
-    second_wave = [row for row in dict.fromkeys(key[0] for key, *_ in draw.args[0].requests)][4:]
+    engine = FakeEngine(only(set(range(40)) - {39}))
+    pools = passive(engine, FakeScorer(), batch, prompts, OneRank(), **SETTINGS)
+    second_wave = list(dict.fromkeys(row for (row, _), *_ in engine.requests))[4:]
     assert len(second_wave) == 4
-    kept = {pool.prompt.row for pool in pools if not pool.surplus and not pool.uniform}
-    assert kept == {2, 30, 31, second_wave[0]}
-    assert {pool.prompt.row for pool in pools if pool.surplus} == set(second_wave[1:])
+    assert rows_of(pool for pool in pools if not pool.surplus and not pool.uniform) == {2, 30, 31, second_wave[0]}
+    assert rows_of(pool for pool in pools if pool.surplus) == set(second_wave[1:])
 
 
 @pytest.mark.parametrize(("n_prompts", "expected"), [(40, 12), (10, 10), (4, 4)])
 def test_passive_stops_at_the_cap_and_at_the_end_of_the_data(n_prompts, expected):
     """All wrong: three waves of 4, or whatever there is, and no prompt twice; the step has no group, not an error."""
     prompts = make_prompts(n_prompts)
-    pools = passive(drawer(coin(0)), prompts[:4], prompts, OneRank())
-    assert len(pools) == len({pool.prompt.row for pool in pools}) == expected
+    pools = run_passive(coin(0), prompts[:4], prompts)
+    assert len(pools) == len(rows_of(pools)) == expected
     assert make_groups(pools, n=4, seed=0, step=1) == []
 
 
@@ -135,8 +89,8 @@ def test_passive_needs_no_state():
     """A resumed run must refill with what the uninterrupted one did; another step with something else."""
     prompts = make_prompts(40)
 
-    def rows(**options):
-        return [pool.prompt.row for pool in passive(drawer(coin(0), **options), prompts[:4], prompts, OneRank())]
+    def rows(**changes):
+        return rows_of(run_passive(coin(0), prompts[:4], prompts, **changes))
 
     assert rows() == rows()
     assert rows() != rows(step=2) and rows() != rows(seed=1)
@@ -148,26 +102,36 @@ def test_passive_needs_no_state():
 
 def test_two_stage_spends_exactly_its_budget():
     """6 prompts, 8 responses a round, 3 rounds: 144 responses, whatever the pass rates are."""
-    pools = two_stage(drawer(coin(0.3), round_size=8), make_prompts(6), OneRank())
+    pools = run_two_stage(coin(0.3), 6, round_size=8)
     assert summarise(pools, [], 4)["sampling/samples"] == 144
     assert [len(pool.pilot) for pool in pools] == [8] * 6
     assert all(4 <= len(pool.samples) <= 24 and len(pool.samples) % 4 == 0 for pool in pools)
     assert all(pool.resolved for pool in pools)
 
 
-def test_two_stage_gives_more_to_hard_prompts():
-    """Never right against always right: sqrt(9) = 3 times as many, by the rule of succession over 8."""
-    pools = two_stage(
-        drawer(lambda key, seed: ("right" if key[0] < 3 else "wrong", 1), round_size=8), make_prompts(6), OneRank()
-    )
-    assert [len(pool.samples) for pool in pools] == [8, 8, 8, 24, 24, 24]
+def test_two_stage_spends_by_the_root_of_the_pass_rate():
+    """Right half of the time against never, in a pilot of 8: 5/10 and 1/10, so 1 to sqrt(5), 10 to 22 of 32."""
+    pools = run_two_stage(only(range(3)), 6, n=2, round_size=8)
+    assert [len(pool.samples) for pool in pools] == [10, 10, 10, 22, 22, 22]
+
+
+@pytest.mark.parametrize(
+    ("changes", "expected"),
+    [
+        ({"n": 4, "round_size": 8}, [8, 24]),  # by the roots of 9/10 and 1/10; 24 is the cap, too
+        ({"n": 16, "round_size": 16, "max_rounds": 2}, [16, 16]),  # nobody gets less than a group
+    ],
+)
+def test_two_stage_keeps_its_bounds(changes, expected):
+    pools = run_two_stage(lambda key, seed: ("wrong" if key[0] else "right", 1), 2, **changes)
+    assert [len(pool.samples) for pool in pools] == expected
 
 
 def test_the_pilot_is_thrown_away_but_counted():
     """Kept, it would bias the pool's mean; drawn from the same seeds, it would be kept after all."""
-    draw = drawer(lambda key, seed: (str(seed), key[1] + 1), round_size=8)
-    pools = two_stage(draw, make_prompts(3), OneRank())
-    seeds = [seed for *_, seed in draw.args[0].requests]
+    engine = FakeEngine(lambda key, seed: (str(seed), key[1] + 1))
+    pools = run_two_stage(None, 3, engine=engine, round_size=8)
+    seeds = [seed for *_, seed in engine.requests]
     assert len(set(seeds)) == len(seeds) == 72
     for pool in pools:
         assert {s.text for s in pool.pilot}.isdisjoint(s.text for s in pool.samples)
@@ -194,10 +158,6 @@ def test_allocate(weights, least, spread, share):
     assert not givers or not takers or max(takers) <= min(givers) * (1 + 1e-12)
 
 
-def test_allocate_is_in_proportion_where_no_bound_is_in_the_way():
-    assert allocate([1, 2, 3, 4], total=100, least=0, most=100) == [10, 20, 30, 40]
-
-
 def test_allocate_gives_what_it_can():
     """More than the bounds allow is nobody's."""
     assert allocate([1.0, 5.0], total=100, least=1, most=3) == [3, 3]
@@ -207,16 +167,72 @@ def test_allocate_gives_what_it_can():
 # Ranks
 
 
+class Together:
+    """Ranks that are threads: `gather` is a meeting, as torch.distributed's is."""
+
+    def __init__(self, world_size):
+        self.lists = [None] * world_size
+        self.barrier = threading.Barrier(world_size, timeout=20)
+        self.lock = threading.Lock()
+        self.counts = Counter()
+
+    def rank(self, number):
+        together = self
+
+        class Rank:
+            store = property(lambda self: self)
+
+            def add(self, name, amount):
+                time.sleep(1e-3)  # or the first rank would have the whole queue before the next one has begun
+                with together.lock:
+                    together.counts[name] += amount
+                    return together.counts[name]
+
+            def gather(self, items):
+                together.lists[number] = items
+                together.barrier.wait()
+                everybody = [item for items in together.lists for item in items]
+                together.barrier.wait()
+                return everybody
+
+        return Rank()
+
+
+def run_on(world_size, function):
+    """Everybody's pools in one list, sorted by row; function(number, ranks) runs on each rank."""
+    together, results, failures = Together(world_size), [None] * world_size, []
+
+    def work(number):
+        try:
+            results[number] = function(number, together.rank(number))
+        except Exception as error:
+            failures.append(error)
+            together.barrier.abort()
+
+    threads = [threading.Thread(target=work, args=(number,)) for number in range(world_size)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert not failures, failures
+    assert all(results), "a rank had nothing to do"
+    return sorted((pool for pools in results for pool in pools), key=lambda pool: pool.prompt.row)
+
+
 @pytest.mark.parametrize("world_size", [2, 3])
 @pytest.mark.parametrize("sampler", ["passive", "two_stage"])
 def test_ranks_draw_what_one_rank_draws(sampler, world_size):
     """Ranks must agree on when the waves end and on the budget, or the results depend on the number of GPUs."""
     prompts = make_prompts(40)
 
-    def run(draw, ranks):
-        return passive(draw, prompts[:8], prompts, ranks) if sampler == "passive" else two_stage(draw, prompts, ranks)
+    def run(number, ranks):
+        rng = random.Random(number)
+        engine = FakeEngine(coin(0.1), capacity=4, steps=lambda key: rng.randint(1, 9))
+        if sampler == "passive":
+            return passive(engine, FakeScorer(rng), prompts[:8], prompts, ranks, **SETTINGS)
+        # 40 prompts share 100 groups of 4: some get one more than others that were as often right
+        return two_stage(engine, FakeScorer(rng), prompts, ranks, **(SETTINGS | {"round_size": 5}))
 
-    alone = run(drawer(coin(0.1)), OneRank())
-    apart = run_on(world_size, run, lambda number: drawer(coin(0.1), rng=random.Random(number)))
-    assert apart == alone
+    alone = run(0, OneRank())
+    assert run_on(world_size, run) == alone
     assert any(pool.surplus or pool.pilot for pool in alone)

@@ -13,6 +13,7 @@ from ada.curves import average, base_of, curve, gain, make_lines, plain_grpo, re
 from ada.plot import plot_all
 
 CONFIG = {
+    "model": "toy-demo/model",
     "train_data": "toy-demo/train",
     "sampler": "balance",
     "group_size": 4,
@@ -95,7 +96,7 @@ def test_samples_and_seconds_add_up(make):
     assert numbers(curve(run, "eval/reward", "time/step")) == [[0, 2.5], [0.2, 0.6]]
     assert numbers(curve(run, "eval/reward")) == [[0, 2], [0.2, 0.6]]
     assert numbers(curve(run, "reward/first_round", "sampling/samples")) == [[40, 140], [0.1, 0.2]]
-    assert numbers(curve(run, "extra")) == [[1, 2], [0, 1.5]]  # GRPO: 4 for each of 10 prompts
+    assert numbers(curve(run, "per_prompt")) == [[1, 2], [4, 10]]  # of 10 prompts
 
 
 def test_a_running_mean_is_centred_and_cut_off_at_the_ends(make):
@@ -184,10 +185,10 @@ def test_runs_that_differ_in_their_seed_are_one_line(make):
     sets = ["toy-demo/train"] * 4 + ["out/hard.jsonl"]
     lines = lines_of(*(make(name, rows, train_data=data) for name, data in zip(names, sets, strict=True)))
     assert [(line.label, line.data, len(line.runs)) for line in lines] == [
-        ("toy-balance", "train", 2),
-        ("toy-grpo", "train", 1),
-        ("toy-seed1-pos", "train", 1),
-        ("toy-balance", "hard", 1),
+        ("toy-balance", "toy-demo-train", 2),
+        ("toy-grpo", "toy-demo-train", 1),
+        ("toy-seed1-pos", "toy-demo-train", 1),
+        ("toy-balance", "out-hard", 1),
     ]
 
 
@@ -213,6 +214,13 @@ def test_a_line_is_one_method_and_each_seed_once(make, other):
     folders = make("x/a", rows_of([0.2, 0.3])), make("y/a", rows_of([0.2, 0.3]), **{"seed": 1, **other})
     with pytest.raises(ValueError, match="x/a, .*y/a: one line, going by their names, but not one method"):
         lines_of(*folders)
+
+
+def test_two_models_on_the_same_prompts_are_not_mixed(make):
+    """There is one base model in a figure; another one's runs would be measured against it."""
+    runs = [make("a-seed0", rows_of([0.1, 0.2])), make("b-seed0", rows_of([0.5, 0.6]), model="other/model")]
+    with pytest.raises(ValueError, match="b-seed0: trained other/model, others toy-demo/model"):
+        lines_of(*runs)
 
 
 def test_the_base_model_is_step_0_of_each_seed_once(make):
@@ -263,7 +271,7 @@ def test_files_of_two_sets(make, tmp_path):
         make(f"{prefix}grpo", rows_of([0.2, 0.3]), **GRPO, train_data=data)
         make(f"{prefix}pos", rows_of([0.2, 0.4]), sampler="pos", train_data=data)
     folders = [tmp_path / name for name in ("grpo", "pos", "hard-grpo", "hard-pos")]
-    names = [f"{name}-{data}.png" for data in ("train", "hard") for name in FIGURES]
+    names = [f"{name}-{data}.png" for data in ("toy-demo-train", "x-hard") for name in FIGURES]
     assert [path.name for path in plot_all(folders, tmp_path / "plots")] == [*names, "sets.png"]
     without_grpo = [path.name for path in plot_all([tmp_path / "pos", tmp_path / "hard-pos"], tmp_path / "plots")]
     assert without_grpo == names
@@ -357,8 +365,8 @@ def test_a_long_run_does_not_squeeze_the_others(make):
         (lambda run: (run / "metrics.jsonl").write_text("[1]\n"), "a-seed1/metrics.jsonl:1: not an object with a step"),
         (lambda run: (run / "metrics.jsonl").write_text('{"step": 3}\n' * 2), "metrics.jsonl:2: step 3 after step 3"),
         (lambda run: (run / "config.json").write_text('{"seed": '), "a-seed1/config.json: "),
-        (lambda run: (run / "config.json").write_text('{"seed": 0}'), "a-seed1/config.json: no train_data, steps, "),
-        (lambda run: (run / "config.json").write_text("[]"), "a-seed1/config.json: no train_data, "),
+        (lambda run: (run / "config.json").write_text('{"seed": 0}'), "a-seed1/config.json: no model, train_data, "),
+        (lambda run: (run / "config.json").write_text("[]"), "a-seed1/config.json: no model, train_data, "),
     ],
 )
 def test_broken_input_is_one_line_and_nothing_is_written(make, tmp_path, monkeypatch, capsys, spoil, message):

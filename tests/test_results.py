@@ -1,18 +1,19 @@
 """From runs' logs to the tables in the pages, and the plan of the runs."""
 
+import dataclasses
 import json
 import math
 import re
-import subprocess
-import sys
 from pathlib import Path
 
+import matplotlib
 import pytest
+import yaml
 
 from ada import UserError
 from experiments import figures, results, spurious
-from experiments.figures import PLAN, Job, read_plan, run_all
-from experiments.results import at, read_run, refresh, show, tables
+from experiments.figures import PLAN, read_plan, run_all
+from experiments.results import at, record_of, refresh, show, tables
 
 ROOT = Path(__file__).parent.parent
 
@@ -31,7 +32,10 @@ def run(tmp_path):
     """Two windows of two steps; 3+4-9 is 7, 8."""
     folder = tmp_path / "mixed-balance-seed0"
     folder.mkdir()
-    (folder / "config.json").write_text('{"group_size": 4, "prompts_per_step": 2}')
+    data = tmp_path / "data.jsonl"
+    data.write_text('{"problem": "3+4-9", "right_of_16": 2}\n')
+    config = {"group_size": 4, "prompts_per_step": 2, "train_data": str(data)}
+    (folder / "config.json").write_text(json.dumps(config))
     rows = [{"step": 0, "eval/reward": 0.1, "eval/pass@16": 0.2}]
     for step in (1, 2, 3, 4):
         row = dict.fromkeys(results.MEANS, step / 10) | {"step": step, "update/groups": 1}
@@ -50,7 +54,7 @@ def run(tmp_path):
 
 
 def test_a_run_becomes_windows(run):
-    record = read_run(run)
+    record = record_of(run)
     assert [window["step"] for window in record["windows"]] == [0, 2, 4]
     assert [window["samples"] for window in record["windows"]] == [0, 30, 100]
     assert [window["groups"] for window in record["windows"]] == [0, 2, 4]
@@ -60,36 +64,32 @@ def test_a_run_becomes_windows(run):
 
 def test_spurious_answers_are_counted(run):
     """Right by the box, wrong by the chain; also under a reward that didn't pay for them."""
-    counts = spurious.count(run / "samples.jsonl", [0, 2, 4])
+    counts = spurious.count(run / "samples.jsonl", [0, 2, 4], {"3+4-9": 2})
     assert counts[0] == {}
-    first = counts[2]
     kinds = ("all", "right", "spurious")
-    assert [first[f"drawn up to 1/2: {kind}"] for kind in kinds] == [8, 2, 1]
-    assert [first[f"drawn above 1/2: {kind}"] for kind in kinds] == [2, 2, 1]
-    assert (first["kept: all"], first["kept: right"], first["kept: spurious"]) == (2, 2, 1)
-    assert (first["first: all"], first["first: right"], first["first: spurious"]) == (
-        6,
-        2,
-        1,
-    )
-    assert counts[4]["drawn above 1/2: right"] == 2 and counts[4]["drawn above 1/2: spurious"] == 0
-    record = read_run(run)
+    assert [counts[2][f"drawn 1-2: {kind}"] for kind in kinds] == [10, 4, 2]
+    assert [counts[2][f"kept: {kind}"] for kind in kinds] == [2, 2, 1]
+    assert [counts[2][f"kept 1-2: {kind}"] for kind in kinds] == [2, 2, 1]
+    assert [counts[2][f"first: {kind}"] for kind in kinds] == [6, 2, 1]
+    assert [counts[4][f"first: {kind}"] for kind in kinds] == [2, 2, 0]
+    assert spurious.count(run / "samples.jsonl", [4], {"3+4-9": 3})[4]["drawn 3-8: all"] == 12
+    record = record_of(run)
     assert spurious.share(record, "first", slice(0, 1)) == 0.5
     assert spurious.share(record, "first", slice(0, 1), "all", "chains") == 1 / 6
     assert math.isnan(spurious.share(record, "kept", slice(-1, None)))
 
 
 def test_between_evaluations_in_a_straight_line(run):
-    record = read_run(run)
+    record = record_of(run)
     assert at(record, "eval/reward", "samples", 15) == pytest.approx(0.15)
     assert at(record, "eval/reward", "samples", 65) == pytest.approx(0.3)
-    assert at(record, "eval/reward", "samples", 102) == pytest.approx(0.4)  # 2% beyond the end
+    assert at(record, "eval/reward", "samples", 104) == pytest.approx(0.4)  # 4% beyond the end
     assert at(record, "eval/reward", "samples", 110) is None
 
 
 def test_show():
-    assert show([0.5, 0.52, 0.54], 100) == "52.0 ± 1.2"
     assert show([1.0]) == "1.0"
+    assert show([1.0, None]) == ""
     assert show([math.nan, 1.0, 3.0]) == "2.0 ± 1.0"
     assert show([math.nan]) == ""
 
@@ -121,44 +121,104 @@ def test_the_pages_show_what_the_results_say(tmp_path):
 # The plan
 
 
+@pytest.fixture
+def plan(tmp_path):
+    """plan(**changes) writes a plan of one comparison and returns its path."""
+
+    def write(**changes):
+        comparison = {"sets": ["mixed"], "seeds": 1, "samplers": ["balance"]}
+        whole = {
+            "options": {},
+            "sets": {"mixed": f"{ROOT}/configs/toy.yaml"},
+            "samplers": {"balance": {"sampler": "balance"}, "best": {"sampler": "best"}},
+            "comparisons": [comparison | changes, comparison],
+        }
+        (tmp_path / "plan.yaml").write_text(yaml.safe_dump(whole))
+        return tmp_path / "plan.yaml"
+
+    return write
+
+
 def test_the_plan_has_what_is_compared():
     names = {job.name for job in read_plan(ROOT / PLAN, quick=False)}
-    samplers = "grpo grpo-24 passive two_stage pos balance".split()
-    assert names >= {f"{s}-{name}-seed{i}" for s in ("mixed", "hard") for name in samplers for i in range(3)}
-    assert names >= {f"mixed-{name}-seed{i}" for name in ("balance", "signal", "memory") for i in range(5)}
-    assert all(re.fullmatch(r"[a-z]+-[a-z0-9_-]+-seed\d", name) for name in names)
+    assert names >= {f"{s}-{name}-seed{i}" for s in ("mixed", "hard") for name in results.COMPARED for i in range(3)}
+    assert names >= {f"mixed-{name}-seed{i}" for name in results.RULES for i in range(5)}
 
 
 def test_quick_is_the_same_comparison_at_a_tenth_of_the_steps():
     jobs, quick = read_plan(ROOT / PLAN, quick=False), read_plan(ROOT / PLAN, quick=True)
     assert {job.name for job in quick} == {job.name for job in jobs if job.seed == 0}
-    steps = {job.name: job.steps for job in jobs}
-    assert all(job.steps == steps[job.name] // 10 for job in quick)
+    steps = {job.name: job.config.steps for job in jobs}
+    assert all(job.config.steps == steps[job.name] // 10 for job in quick)
 
 
-def test_a_bad_plan_is_one_clear_line(tmp_path):
-    (tmp_path / "plan.yaml").write_text(
-        f"options: {{}}\nsets: {{mixed: {ROOT}/configs/toy.yaml}}\nsamplers: {{a: {{sampler: best}}}}\n"
-        "comparisons: [{sets: [mixed], seeds: 1, samplers: [a]}]\n"
-    )
-    with pytest.raises(UserError, match="--sampler best: must be one of"):
-        read_plan(tmp_path / "plan.yaml", quick=False)
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"samplers": ["best"]}, "--sampler best: must be one of"),
+        ({"samplers": ["pos"]}, "plan.yaml: KeyError: 'pos'"),
+        ({"option": {}}, "plan.yaml: TypeError: .* 'option'"),
+        ({"options": {"lr": 1e-3}}, "plan.yaml: two different runs are called mixed-balance-seed0"),
+    ],
+)
+def test_a_bad_plan_is_one_clear_line(plan, changes, message):
+    with pytest.raises(UserError, match=message):
+        read_plan(plan(**changes), quick=False)
 
 
-def test_what_is_done_is_not_run_again_and_what_fails_is_named(tmp_path, monkeypatch):
-    """One failure must not cost the other runs, nor pass for a success."""
+def test_what_two_comparisons_share_runs_once(plan):
+    assert [job.name for job in read_plan(plan(), quick=False)] == ["mixed-balance-seed0"]
+
+
+def test_what_is_done_is_not_run_again_and_what_fails_is_named(plan, tmp_path, monkeypatch):
+    """One failure must not cost the other runs, nor pass for a success; other options are not the same run."""
     monkeypatch.setattr(figures.toy, "locate", lambda name: name)
-    done = Job("mixed", "done", 0, ["--no-such-option"], "toy-demo/model", steps=3)
-    (tmp_path / "mixed-done-seed0").mkdir()
-    (tmp_path / "mixed-done-seed0/metrics.jsonl").write_text('{"step": 3}\n')
-    run_all([done], tmp_path, processes=1)
-    (tmp_path / "mixed-done-seed0/metrics.jsonl").write_text('{"step": 2}\n')
-    with pytest.raises(UserError, match="1 runs failed.*done-seed0.log: exit status 1.*no-such-option"):
-        run_all([done], tmp_path, processes=1)
+    [job] = read_plan(plan(), quick=False)
+    job.arguments.append("--no-such-option")
+    folder = tmp_path / job.name
+    folder.mkdir()
+    (folder / "config.json").write_text(json.dumps(dataclasses.asdict(job.config)))
+    (folder / "metrics.jsonl").write_text('{"step": 80}\n')
+    run_all([job], tmp_path, processes=1)
+    (folder / "metrics.jsonl").write_text('{"step": 79}\n')
+    with pytest.raises(UserError, match="1 runs failed.*balance-seed0.log: exit status 1.*no-such-option"):
+        run_all([job], tmp_path, processes=1)
+    job.config.lr = 1e-3
+    with pytest.raises(UserError, match="lr was 0.0005, is 0.001"):
+        run_all([job], tmp_path, processes=1)
 
 
-def test_unknown_options_of_the_script_are_refused():
-    done = subprocess.run(
-        [sys.executable, "-m", "experiments.figures", "--fast"], cwd=ROOT, capture_output=True, text=True
-    )
-    assert done.returncode != 0 and "--fast" in done.stderr
+def test_figures_and_tables_of_made_up_runs(tmp_path, monkeypatch):
+    """The way from logs to files, which otherwise would break after an hour and a half of runs."""
+    monkeypatch.setattr(figures.theory, "write", lambda folder: None)  # has tests of its own
+    monkeypatch.setattr(figures.spurious, "base_rates", lambda data: {"3+4-9": 2})
+    monkeypatch.setitem(matplotlib.rcParams, "savefig.dpi", 30)
+    jobs = read_plan(ROOT / PLAN, quick=True)
+    for i, job in enumerate(jobs):
+        write_run(tmp_path / job.name, job.config, level=i / len(jobs))
+    made = tables(figures.draw(jobs, tmp_path, tmp_path / "plots"))
+    drawn = {path.stem for path in (tmp_path / "plots").glob("*.png")}
+    kinds = ("progress", "pass_at_k", "reward_entropy", "dynamics")
+    assert drawn == {f"{kind}-toy-demo-{data}" for kind in kinds for data in ("train", "hard")} | {
+        *("sets", "rules", "spurious"),
+    }
+    assert set(made) == set(re.findall("<!-- table: (.*?) -->", "".join((ROOT / p).read_text() for p in results.PAGES)))
+    for table in made.values():
+        assert len({row.count("|") for row in table.splitlines()}) == 1
+
+
+def write_run(folder, config, level):
+    """Logs as train.py would leave them, of 4 responses to each of 2 prompts a step."""
+    folder.mkdir()
+    (folder / "config.json").write_text(json.dumps(dataclasses.asdict(config)))
+    evaluation = {f"eval/{name}@{k}": level for name in ("pass", "all_right") for k in (1, 2, 4, 8, 16)}
+    evaluation |= {"eval/reward": level, "eval/entropy": level}
+    rows = [{"step": 0, **evaluation}]
+    for step in range(1, config.steps + 1):
+        row = dict.fromkeys((*results.MEANS, *results.TOTALS.values()), 1.0) | {"step": step}
+        rows.append(row | (evaluation if step % config.eval_every == 0 or step == config.steps else {}))
+    (folder / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    responses = [(r"7, 8, \boxed{8}", 0.5), (r"6, 8, \boxed{8}", 0.5), (r"1, 2, \boxed{2}", -0.5)]
+    steps = range(1, config.steps + 1)
+    lines = [line(step, 0, i, text, advantage=a) for step in steps for i, (text, a) in enumerate(responses)]
+    (folder / "samples.jsonl").write_text("\n".join(lines) + "\n")

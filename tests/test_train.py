@@ -191,6 +191,8 @@ def bad_files(tmp_path):
         ("--sampler=best", "--sampler best: must be one of grpo, pos, balance, passive, two_stage, or MODULE:FUNCTION"),
         ("--sampler=nowhere:rule", "--sampler nowhere:rule: No module named 'nowhere'"),
         ("--sampler=ada.sampler:exit_best", "--sampler ada.sampler:exit_best: module 'ada.sampler' has no attribute"),
+        ("--sampler=os:path", "--sampler os:path: not a function"),
+        ("--sampler=os:", "--sampler os:: "),
         ("--baseline=best", "--baseline: invalid choice: 'best'"),
         ("--colour=red", "unknown option --colour"),
         ("--steps=many", "--steps: invalid int value: 'many'"),
@@ -209,6 +211,19 @@ def test_impossible_options_are_named(option, message, bad_files):
         parse_options(train.Config, [option.format(folder=bad_files)])
     assert message in str(refused.value)
     assert "\n" not in str(refused.value)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ("--sampler=two_stage --max_rounds=1", "--max_rounds 1: --sampler two_stage takes one for the pilot alone"),
+        ("--sampler=two_stage --round_size=6", "--round_size 6: --sampler two_stage spends it in multiples of"),
+        ("--sampler=passive --keep_uniform", "--keep_uniform: --sampler passive is about leaving them out"),
+    ],
+)
+def test_options_that_do_not_go_together_are_named(options, message):
+    with pytest.raises(OptionError, match=message):
+        parse_options(train.Config, options.split())
 
 
 @pytest.mark.parametrize(
