@@ -141,9 +141,7 @@ class Config:
         if self.sampler == "passive" and self.keep_uniform:
             raise OptionError("--keep_uniform: --sampler passive is about leaving them out")
         if self.sampler == "two_stage" and self.max_rounds < 2:
-            raise OptionError(
-                f"--max_rounds {self.max_rounds}: --sampler two_stage needs one for the pilot and another"
-            )
+            raise OptionError(f"--max_rounds {self.max_rounds}: --sampler two_stage takes one for the pilot alone")
         if self.sampler == "two_stage" and self.round_size % self.group_size:
             raise OptionError(
                 f"--round_size {self.round_size}: --sampler two_stage spends it in multiples of --group_size "
