@@ -106,17 +106,18 @@ def boxed(response: str) -> str:
 def chain_is_right(prompt: str, response: str) -> bool:
     r"""Whether every intermediate result is right: a verifier of answers also pays wrong chains that end well.
 
-    `prompt` is a problem, or a prompt after the chat template: nothing but the chain has digits in it.
+    `prompt` is a problem, or a prompt after the chat template: nothing but the chain has digits in it. What may follow
+    the box doesn't count.
 
     >>> chain_is_right("3+4-9", r"7, 8, \boxed{8}"), chain_is_right("3+4-9", r"6, 8, \boxed{8}")
     (True, False)
     """
-    return response.strip() == solve(re.search(r"\d([+-]\d)+", prompt).group())
+    return response.strip().startswith(solve(re.search(r"\d([+-]\d)+", prompt).group()))
 
 
 def right_chain(response: str, row: dict) -> bool:
-    """A reward that pays for right chains only: torchrun train.py --reward ada.toy:right_chain"""
-    return chain_is_right(row["problem"], response)
+    """A reward that pays for right answers by right chains only: torchrun train.py --reward ada.toy:right_chain"""
+    return boxed(response) == row["answer"] and chain_is_right(row["problem"], response)
 
 
 def make_teacher(task: Task, rng: random.Random):

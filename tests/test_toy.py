@@ -39,6 +39,14 @@ def test_chain_is_right_sees_spurious_positives():
     assert not toy.chain_is_right("3+4-9", r"7, 9, \boxed{9}")
     assert not toy.chain_is_right("3+4-9", r"8, \boxed{8}")
     assert not toy.chain_is_right("3+4-9", "")
+    assert toy.chain_is_right("3+4-9", r"7, 8, \boxed{8}8}8}")  # babble after the box is another matter
+
+
+def test_the_reward_for_chains_wants_the_answer_too():
+    row = {"problem": "3+4-9", "answer": "8"}
+    assert toy.right_chain(r"7, 8, \boxed{8}", row) and toy.right_chain(r"7, 8, \boxed{8}8}8}", row)
+    assert not toy.right_chain(r"6, 8, \boxed{8}", row)
+    assert not toy.right_chain(r"7, 8, \boxed{8} \boxed{3}", row)  # the last box counts
 
 
 def test_chain_is_right_reads_templated_prompts(toy_tokenizer):
