@@ -99,7 +99,7 @@ def last(record: dict, key: str) -> float:
 
 
 def at(record: dict, key: str, axis: str, place: float) -> float | None:
-    """A metric where `axis` (samples, seconds, ...) reaches `place`, between evaluations in a straight line.
+    """A metric where `axis` (samples, reward, ...) first reaches `place`, between evaluations in a straight line.
 
     None if the run ends before; 5% are forgiven, for what costs about as much.
     """
@@ -123,7 +123,7 @@ def final(samplers: dict[str, list[dict]]) -> str:
         name: statistics.median(last(record, "seconds") / last(record, "step") for record in records)
         for name, records in samplers.items()
     }
-    rows = [["sampler", "steps", "1000 samples", "s/step", "x grpo", "reward", "pass@16", "entropy"]]
+    rows = [["sampler", "steps", "1000 samples", "s/step", "x grpo", "reward", "pass@16", "entropy", "cut off"]]
     for name, records in samplers.items():
         rows.append(
             [
@@ -133,8 +133,34 @@ def final(samplers: dict[str, list[dict]]) -> str:
                 show([last(record, "eval/reward") for record in records], 100),
                 show([last(record, "eval/pass@16") for record in records], 100),
                 show([last(record, "eval/entropy") for record in records], 1, 3),
+                f"{100 * statistics.fmean(last(record, 'eval/truncated') for record in records):.0f}",
             ]
         )
+    return markdown(rows)
+
+
+def at_equal_steps(samplers: dict[str, list[dict]]) -> str:
+    """Held-out reward on the way, as the paper compares."""
+    steps = (20, 40, 60, 80)
+    rows = [["sampler", *(f"step {step}" for step in steps)]]
+    for name, records in samplers.items():
+        rows.append(
+            [name, *(show([at(record, "eval/reward", "step", step) for record in records], 100) for step in steps)]
+        )
+    return markdown(rows)
+
+
+def at_equal_reward(samplers: dict[str, list[dict]], rewards: tuple[float, ...]) -> str:
+    """Entropy and pass@16 where the held-out reward is the same (Fig. 4 in numbers)."""
+    keys = {"entropy": ("eval/entropy", 1, 3), "pass@16": ("eval/pass@16", 100, 1)}
+    rows = [["sampler", *(f"{key} at {reward:.0%}" for key in keys for reward in rewards)]]
+    for name, records in samplers.items():
+        cells = [
+            show([at(record, key, "eval/reward", reward) for record in records], scale, digits)
+            for key, scale, digits in keys.values()
+            for reward in rewards
+        ]
+        rows.append([name, *cells])
     return markdown(rows)
 
 
@@ -221,10 +247,13 @@ def rules(samplers: dict[str, list[dict]]) -> str:
 def tables(results: dict[str, dict]) -> dict[str, str]:
     """All tables by name."""
     found = {}
-    for set_name in ("mixed", "hard"):
+    for set_name, rewards in (("mixed", (0.5, 0.7)), ("hard", (0.35, 0.42))):
         samplers = by_sampler(results, set_name)
         compared = {name: samplers[name][:SEEDS] for name in COMPARED}
         found[f"final {set_name}"] = final(compared)
+        on_the_way = {name: compared[name] for name in COMPARED if name != "grpo-long"}  # goes grpo's way at first
+        found[f"steps {set_name}"] = at_equal_steps(on_the_way)
+        found[f"reward {set_name}"] = at_equal_reward(on_the_way, rewards)
         found[f"samples {set_name}"] = at_equal_samples(compared)
         found[f"dynamics {set_name}"] = dynamics({name: compared[name] for name in ("pos", "balance")})
     chains = by_sampler(results, "chains")

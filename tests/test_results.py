@@ -212,7 +212,7 @@ def write_run(folder, config, level):
     folder.mkdir()
     (folder / "config.json").write_text(json.dumps(dataclasses.asdict(config)))
     evaluation = {f"eval/{name}@{k}": level for name in ("pass", "all_right") for k in (1, 2, 4, 8, 16)}
-    evaluation |= {"eval/reward": level, "eval/entropy": level}
+    evaluation |= {"eval/reward": level, "eval/entropy": level, "eval/truncated": 0.0}
     rows = [{"step": 0, **evaluation}]
     for step in range(1, config.steps + 1):
         row = dict.fromkeys((*results.MEANS, *results.TOTALS.values()), 1.0) | {"step": step}
