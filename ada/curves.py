@@ -73,6 +73,11 @@ def read_run(path: Path) -> Run:
     return Run(path, config, rows)
 
 
+def method_of(run: Run) -> tuple:
+    """How it samples and what it makes of the samples."""
+    return tuple(run.config.get(key) for key in METHOD)
+
+
 def curve(run: Run, key: str, x: str = "step", window: int = 1) -> tuple[np.ndarray, np.ndarray]:
     """x and values of a metric where it was measured, as a centred running mean over `window` measurements (odd).
 
@@ -117,6 +122,10 @@ class Line:
     def config(self) -> dict:
         return self.runs[0].config
 
+    @property
+    def method(self) -> tuple:
+        return method_of(self.runs[0])
+
     def average(self, key: str, x: str = "step", window: int = 1) -> Average:
         return average([curve(run, key, x, window) for run in self.runs], shared=x == "step")
 
@@ -146,7 +155,7 @@ def make_lines(runs: list[Run], labels: dict[str, str]) -> list[Line]:
         grouped.setdefault((data, name), []).append(run)
     lines, samplers = [], []
     for (data, name), own in grouped.items():
-        methods = {tuple(run.config.get(key) for key in METHOD) for run in own}
+        methods = {method_of(run) for run in own}
         if len(methods) > 1 or len({run.config["seed"] for run in own}) < len(own):
             folders = ", ".join(str(run.path) for run in own)
             raise ValueError(f"{folders}: one line, going by their names, but not one method with different seeds")

@@ -159,7 +159,7 @@ def sets(by_set: dict[str, list[Line]]) -> Figure | None:
         baseline = plain_grpo(lines)
         axis.axhline(0, color=look_of(baseline)[0], label=baseline.label)
         for line in lines:
-            if line is not baseline:
+            if line.method != baseline.method:  # or it would be the same, with more steps
                 draw(axis, line, gain(line, baseline, "eval/reward"))
         axis.set_title(f"trained on {baseline.config['train_data']}")
         count_along(axis)

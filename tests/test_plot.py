@@ -277,6 +277,17 @@ def test_files_of_two_sets(make, tmp_path):
     assert without_grpo == names
 
 
+def test_sets_leave_out_longer_runs_of_the_baseline(make):
+    """Their gain over it is 0 as far as it goes."""
+    lines = lines_of(
+        make("grpo", rows_of([0.2, 0.3]), **GRPO),
+        make("grpo-long", rows_of([0.2, 0.3, 0.4]), **GRPO, steps=40),
+        make("pos", rows_of([0.2, 0.4]), sampler="pos"),
+    )
+    [axis] = ada.plot.sets({"one": lines}).axes
+    assert [line.get_label() for line in axis.lines] == ["grpo", "pos"]
+
+
 def test_a_run_with_step_0_alone(make, tmp_path):
     """A run that has just begun: the base model's evaluation, no dynamics, no error."""
     folders = [make("a-seed0", rows_of([0.2])), make("b-seed0", rows_of([0.2]), **GRPO)]
