@@ -23,6 +23,31 @@ def toy_tokenizer():
     return toy.make_tokenizer()
 
 
+@pytest.fixture(scope="module")
+def ranks():
+    """This process as the only rank."""
+    import torch.distributed as dist
+    from tiny import join_ranks  # here: most test files need no torch
+
+    yield join_ranks(0, 1, dist.HashStore())
+    dist.destroy_process_group()
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory) -> str:
+    from tiny import make_model
+
+    return make_model(tmp_path_factory.mktemp("qwen2"))
+
+
+@pytest.fixture(scope="module")
+def llama(tmp_path_factory) -> str:
+    """Another family, with a head of its own."""
+    from tiny import make_model
+
+    return make_model(tmp_path_factory.mktemp("llama"), family="llama", tied=False)
+
+
 def pytest_sessionfinish(session, exitstatus):
     session.config.exit_status = exitstatus
 

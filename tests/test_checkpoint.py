@@ -8,14 +8,11 @@ from pathlib import Path
 
 import pytest
 import torch
-import torch.distributed as dist
 from safetensors import safe_open
 from tiny import (
     distance,
     equal,
-    join_ranks,
     make_groups,
-    make_model,
     make_trainer,
     optimizer_state_of,
     run_on_ranks,
@@ -33,25 +30,8 @@ GROUPS = make_groups(4)
 
 
 @pytest.fixture(scope="module")
-def ranks():
-    """This process as the only rank."""
-    yield join_ranks(0, 1, dist.HashStore())
-    dist.destroy_process_group()
-
-
-@pytest.fixture(scope="module")
 def tokenizer():
     return make_tokenizer()
-
-
-@pytest.fixture(scope="module")
-def model(tmp_path_factory) -> str:
-    return make_model(tmp_path_factory.mktemp("qwen2"))
-
-
-@pytest.fixture(scope="module")
-def llama(tmp_path_factory) -> str:
-    return make_model(tmp_path_factory.mktemp("llama"), family="llama", tied=False)
 
 
 def trained(folder: str, ranks: Ranks, n_steps: int = 2, **options):

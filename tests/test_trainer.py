@@ -6,7 +6,6 @@ import random
 
 import pytest
 import torch
-import torch.distributed as dist
 import torch.nn.functional as F
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -15,9 +14,7 @@ from tiny import (
     distance,
     equal,
     gradients_of,
-    join_ranks,
     make_groups,
-    make_model,
     make_trainer,
     run_on_ranks,
     weights_of,
@@ -40,23 +37,6 @@ from ada.trainer import (
 )
 
 EXACT = 1e-5  # relative, fp32
-
-
-@pytest.fixture(scope="module")
-def ranks():
-    """This process as the only rank."""
-    yield join_ranks(0, 1, dist.HashStore())
-    dist.destroy_process_group()
-
-
-@pytest.fixture(scope="module")
-def model(tmp_path_factory) -> str:
-    return make_model(tmp_path_factory.mktemp("qwen2"))
-
-
-@pytest.fixture(scope="module")
-def llama(tmp_path_factory) -> str:
-    return make_model(tmp_path_factory.mktemp("llama"), family="llama", tied=False)
 
 
 def backward(trainer, groups) -> Tally:
