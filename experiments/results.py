@@ -220,27 +220,32 @@ def spurious_by_rate(samplers: dict[str, list[dict]]) -> str:
     return markdown(rows)
 
 
-def rules(samplers: dict[str, list[dict]]) -> str:
-    """Cheaper exit rules where they have drawn as much as balance in all; differences paired by seed."""
+def rules(samplers: dict[str, list[dict]], part: float) -> str:
+    """Exit rules where they have drawn a part of what balance draws in all; differences paired by seed."""
     keys = {"reward": ("eval/reward", 100, 1), "pass@16": ("eval/pass@16", 100, 1), "entropy": ("eval/entropy", 1, 4)}
     rows = [["rule", "seeds", "steps", "groups per 1000 samples", *keys, *(f"{key} - balance's" for key in keys)]]
-    for name in RULES:
-        pairs = list(zip(samplers[name], samplers["balance"], strict=True))
-        places = [last(balance, "samples") for _, balance in pairs]
+    for name, records in samplers.items():
+        trios = [
+            (record, balance, part * last(balance, "samples"))
+            for record, balance in zip(records, samplers["balance"], strict=False)  # of the seeds that both have
+        ]
 
-        def there(key, pairs=pairs, places=places):
-            return [at(record, key, "samples", place) for (record, _), place in zip(pairs, places, strict=True)]
+        def there(key, trios=trios):
+            return [at(record, key, "samples", place) for record, _, place in trios]
 
-        groups = [count and count / place for count, place in zip(there("groups"), places, strict=True)]
-        cells = [show(there("step"), 1, 0), show(groups, 1000)]
-        cells += [show(there(key), scale, digits) for key, scale, digits in keys.values()]
-        for key, scale, digits in keys.values():
-            gains = [
-                None if value is None else value - last(balance, key)
-                for value, (_, balance) in zip(there(key), pairs, strict=True)
+        def gains(key, trios=trios):
+            pairs = [[at(run, key, "samples", place) for run in runs] for *runs, place in trios]
+            return [None if None in pair else pair[0] - pair[1] for pair in pairs]
+
+        groups = [count and count / place for count, (*_, place) in zip(there("groups"), trios, strict=True)]
+        values = [show(there(key), scale, digits) for key, scale, digits in keys.values()]
+        differences = [show(gains(key), scale, digits) for key, scale, digits in keys.values()]
+        rows.append(
+            [
+                *(name, str(len(trios)), show(there("step"), 1, 0), show(groups, 1000), *values),
+                *(differences if name != "balance" else [""] * len(keys)),
             ]
-            cells.append(show(gains, scale, digits) if name != "balance" else "")
-        rows.append([name, str(len(pairs)), *cells])
+        )
     return markdown(rows)
 
 
@@ -260,7 +265,9 @@ def tables(results: dict[str, dict]) -> dict[str, str]:
     by_reward = [f"{name}{reward}" for name in ("grpo", "pos", "balance") for reward in ("", "-chain")]
     found["spurious"] = spurious_shares({name: chains[name] for name in by_reward})
     found["spurious by rate"] = spurious_by_rate({name: chains[name] for name in ("grpo", "pos", "balance")})
-    found["rules"] = rules(by_sampler(results, "mixed"))
+    samplers = by_sampler(results, "mixed")
+    found["rules early"] = rules({name: samplers[name] for name in (*RULES, "pos")}, part=0.4)
+    found["rules"] = rules({name: samplers[name] for name in RULES}, part=1)
     return found
 
 
