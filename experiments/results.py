@@ -174,6 +174,18 @@ def at_equal_samples(samplers: dict[str, list[dict]]) -> str:
     return markdown(rows)
 
 
+def uniform_shares(samplers: dict[str, list[dict]]) -> str:
+    """Fig. 2 in numbers: held-out prompts whose 4 or 16 responses agree, before training and after."""
+    rows = [["model", "pass@4", "pass@16", "all right of 4", "all right of 16", "all wrong of 4", "all wrong of 16"]]
+    models = {"before training": [record["windows"][0] for record in samplers["grpo"]]}  # all began with the same
+    models |= {name: [record["windows"][-1] for record in records] for name, records in samplers.items()}
+    for name, windows in models.items():
+        shares = [[window[f"eval/{key}@{k}"] for window in windows] for key in ("pass", "all_right") for k in (4, 16)]
+        shares += [[1 - value for value in passes] for passes in shares[:2]]
+        rows.append([name, *(show(column, 100) for column in shares)])
+    return markdown(rows)
+
+
 def dynamics(samplers: dict[str, list[dict]]) -> str:
     """Fig. 5 in numbers: the first window of steps and the last."""
     keys = {
@@ -260,6 +272,7 @@ def tables(results: dict[str, dict]) -> dict[str, str]:
         found[f"steps {set_name}"] = at_equal_steps(on_the_way)
         found[f"reward {set_name}"] = at_equal_reward(on_the_way, rewards)
         found[f"samples {set_name}"] = at_equal_samples(compared)
+        found[f"uniform {set_name}"] = uniform_shares(compared)
         found[f"dynamics {set_name}"] = dynamics({name: compared[name] for name in ("pos", "balance")})
     chains = by_sampler(results, "chains")
     by_reward = [f"{name}{reward}" for name in ("grpo", "pos", "balance") for reward in ("", "-chain")]
