@@ -53,7 +53,7 @@ def record_of(folder: Path) -> dict:
             evaluation = {key: round(row[key], 5) for key in row if key.startswith("eval/")}
             means = {key: round(statistics.fmean(s[key] for s in steps), 5) for key in MEANS if steps}
             whole = {name: round(total, 2) for name, total in totals.items()}
-            windows.append({"step": row["step"], **whole, **evaluation, **means, **counts.get(row["step"], {})})
+            windows.append({"step": row["step"], **whole, **evaluation, **means, "answers": counts[row["step"]]})
             steps = []
     return {"group_size": config["group_size"], "prompts": config["prompts_per_step"], "windows": windows}
 
@@ -106,6 +106,8 @@ def at(record: dict, key: str, axis: str, place: float) -> float | None:
     windows = record["windows"]
     if last(record, axis) < 0.95 * place:
         return None
+    if windows[0][axis] >= place:
+        return windows[0][key]
     for before, after in zip(windows, windows[1:], strict=False):
         if after[axis] >= place:
             way = (place - before[axis]) / (after[axis] - before[axis])
@@ -279,6 +281,7 @@ def tables(results: dict[str, dict]) -> dict[str, str]:
     found["spurious"] = spurious_shares({name: chains[name] for name in by_reward})
     found["spurious by rate"] = spurious_by_rate({name: chains[name] for name in ("grpo", "pos", "balance")})
     samplers = by_sampler(results, "mixed")
+    found["rules reward"] = at_equal_reward({name: samplers[name] for name in (*RULES, "pos")}, (0.5, 0.7, 0.9))
     found["rules early"] = rules({name: samplers[name] for name in (*RULES, "pos")}, part=0.4)
     found["rules"] = rules({name: samplers[name] for name in RULES}, part=1)
     return found

@@ -27,7 +27,7 @@ def base_rates(train_data: str) -> dict[str, int]:
     return {row["problem"]: row["right_of_16"] for row in rows}
 
 
-def count(path: Path, ends: list[int], rates: dict[str, int]) -> dict[int, dict[str, int]]:
+def count(path: Path, ends: list[int], rates: dict[str, int]) -> dict[int, dict[str, list[int]]]:
     """How many answers were right, and how many of them by a wrong chain, in windows of steps that end at `ends`.
 
     An answer is right here if the box holds it, whatever the run's reward was. Counted are, by place: "first", the
@@ -35,9 +35,9 @@ def count(path: Path, ends: list[int], rates: dict[str, int]) -> dict[int, dict[
     update, also by it.
 
     Returns:
-        end of the window -> {"PLACE: all", "PLACE: right", "PLACE: spurious"}, numbers of responses.
+        end of the window -> place -> numbers of responses: all, right ones, spurious ones.
     """
-    counts = {end: defaultdict(int) for end in ends}
+    counts = {end: defaultdict(lambda: [0, 0, 0]) for end in ends}
     for line in path.read_text().splitlines():
         sample = json.loads(line)
         problem = re.search(r"\d([+-]\d)+", sample["prompt"]).group()
@@ -51,22 +51,18 @@ def count(path: Path, ends: list[int], rates: dict[str, int]) -> dict[int, dict[
             places += ["kept", f"kept {rate_bin}"]
         counted = counts[next(end for end in ends if end >= sample["step"])]
         for place in places:
-            counted[f"{place}: all"] += 1
-            counted[f"{place}: right"] += right
-            counted[f"{place}: spurious"] += spurious
+            counted[place] = [n + more for n, more in zip(counted[place], (1, right, spurious), strict=True)]
     return {end: dict(counted) for end, counted in counts.items()}
 
 
 def share(record: dict, place: str, windows: slice, of: str = "right", what: str = "spurious") -> float:
     """Spurious ones among the right answers of a run in some of its windows; nan if there are none.
 
-    With what="chains": right answers by right chains.
+    With of="all" a share of all responses, with what="chains" that of right answers by right chains.
     """
-    totals = defaultdict(int)
-    for window in record["windows"][1:][windows]:
-        for kind in ("all", "right", "spurious"):
-            totals[kind] += window.get(f"{place}: {kind}", 0)
-    totals["chains"] = totals["right"] - totals["spurious"]
+    counts = [window["answers"].get(place, [0, 0, 0]) for window in record["windows"][1:][windows]]
+    n_all, right, spurious = map(sum, zip(*counts, strict=True))
+    totals = {"all": n_all, "right": right, "spurious": spurious, "chains": right - spurious}
     return totals[what] / totals[of] if totals[of] else math.nan
 
 

@@ -19,13 +19,9 @@ from collections.abc import Callable
 from functools import cache
 from pathlib import Path
 
-import matplotlib
-
-matplotlib.use("Agg")  # to files, also without a screen
-import matplotlib.pyplot as plt  # noqa: E402
-
-from ada import toy  # noqa: E402
-from ada.sampler import (  # noqa: E402
+from ada import toy
+from ada.plot import COLORS, finish, panels
+from ada.sampler import (
     ExitRule,
     Pool,
     Prompt,
@@ -44,7 +40,7 @@ SAMPLERS = {  # with the sizes of the paper's public code
     "balance": {"exit_rule": exit_balance, "n": 4, "round_size": 8, "max_rounds": 4},
 }
 NAMES = {"grpo4": "GRPO, n = 4", "grpo24": "GRPO, n = 24", "pos": "pos, 8 x 4", "balance": "balance, 8 x 4"}
-COLOURS = {"grpo4": "C7", "grpo24": "C1", "pos": "C0", "balance": "C3"}
+LOOKS = dict(zip(("balance", "pos", "grpo4", "grpo24"), COLORS, strict=False))  # as in the figures of runs
 RATES = (0.02, 0.05, 0.1, 0.3, 0.5, 0.9, 0.98)  # rows of the tables
 
 # ----------------------------------------------------------------------------------------------------------------
@@ -318,71 +314,66 @@ def tables(of: dict) -> list[str]:
 def rate_axis(axis, title: str, **settings) -> None:
     """p from 0.01 to 0.99, the ends drawn out: that is where samplers differ."""
     axis.set(xscale="logit", xlim=(0.01, 0.99), xlabel="pass rate p", title=title, **settings)
-    ticks = (0.02, 0.05, 0.1, 0.3, 0.5, 0.7, 0.9, 0.98)
+    ticks = (0.02, 0.1, 0.3, 0.5, 0.7, 0.9, 0.98)
     axis.set_xticks(ticks, [f"{tick:g}" for tick in ticks])
     axis.set_xticks([], minor=True)
-    axis.grid(alpha=0.3)
 
 
 def draw(right_of_16: list[int], out: Path) -> None:
     """method-collapse.png, method-weights.png and method-cost.png."""
     grid = [1 / (1 + math.exp(-x / 20)) for x in range(-92, 93, 2)]  # p, evenly spaced in logit
 
-    figure, (left, right) = plt.subplots(1, 2, figsize=(10, 3.8), layout="constrained")
+    figure, [[left, right]] = panels(1, 2)
     for p, style in ((0.5, "-"), (0.3, "--"), (0.1, "-."), (0.02, ":")):
         label = "p = 0.5" if p == 0.5 else f"p = {p:g} or {1 - p:g}"
         left.plot(range(1, 257), [collapse(p, n) for n in range(1, 257)], linestyle=style, label=label)
-    left.set(title="Chance that n responses agree", xlabel="n", ylim=(0, 1))
+    left.set(title="chance that n responses agree", xlabel="n", ylim=(0, 1))
     left.set_xscale("log", base=2)
-    sizes = [2**i for i in range(9)]
+    sizes = [4**i for i in range(5)]
     left.set_xticks(sizes, sizes)
-    left.grid(alpha=0.3)
-    left.legend()
     few = range(1, 17)
     all_right, all_wrong = zip(*(uniform_share(right_of_16, n) for n in few), strict=True)
-    right.stackplot(few, all_wrong, all_right, colors=("C3", "C2"), alpha=0.6, labels=("all wrong", "all right"))
-    right.set(title="Share of uniform groups, the toy's base model", xlabel="n", xlim=(1, 16), ylim=(0, 1))
-    right.grid(alpha=0.3)
-    right.legend(loc="upper right")
-    figure.savefig(out / "method-collapse.png", dpi=150)
+    right.stackplot(few, all_wrong, all_right, colors=COLORS[1:3], alpha=0.6, labels=("all wrong", "all right"))
+    right.set(title="uniform groups, the toy's base model", xlabel="n", xlim=(1, 16), ylim=(0, 1))
+    right.set_xticks((1, 4, 8, 12, 16))
+    finish(figure).savefig(out / "method-collapse.png")
 
-    figure, axis = plt.subplots(figsize=(7, 4.6), layout="constrained")
-    axis.plot(grid, [balance_limit(p) for p in grid], "--", color="C3", label="balance, budget → ∞, true p")
-    axis.plot(grid, [grpo_std_limit(p) for p in grid], "--", color="C7", label="GRPO with std, n → ∞")
-    for name, colour, label, options in (
-        ("balance", "C3", "balance, 8 x 4", {}),
-        ("pos", "C0", "pos, 8 x 4", {}),
-        ("grpo4", "C7", "GRPO with std, n = 4", {"normalize_std": True}),
-        ("grpo4", "C1", "GRPO without std, n = 4", {}),
+    figure, [[axis]] = panels(1, 1)
+    figure.set_size_inches(6.5, 4.8)
+    axis.plot(grid, [balance_limit(p) for p in grid], "--", color=LOOKS["balance"], label="balance, budget → ∞")
+    axis.plot(grid, [grpo_std_limit(p) for p in grid], "--", color=LOOKS["grpo4"], label="GRPO with std, n → ∞")
+    for name, color, label, options in (
+        ("balance", LOOKS["balance"], "balance, 8 x 4", {}),
+        ("pos", LOOKS["pos"], "pos, 8 x 4", {}),
+        ("grpo4", LOOKS["grpo4"], "GRPO with std, n = 4", {"normalize_std": True}),
+        ("grpo4", COLORS[5], "GRPO without std, n = 4", {}),
     ):
         exact = [exact_weight(p, **SAMPLERS[name], **options) for p in grid]
-        axis.plot(grid, exact, color=colour, label=label)
+        axis.plot(grid, exact, color=color, label=label)
         rates = (0.02, 0.05, 0.1, 0.3, 0.5, 0.7, 0.9, 0.98)
         runs = [monte_carlo(p, 8000, seed=i, **SAMPLERS[name], **options) for i, p in enumerate(rates)]
         means, errors = zip(*runs, strict=True)
-        axis.errorbar(rates, means, errors, fmt="o", color=colour, markersize=4, capsize=3)
+        axis.errorbar(rates, means, errors, fmt="o", color=color, markersize=4, capsize=3)
     axis.axhline(1, color="black", linewidth=1, linestyle=":", label="REINFORCE")
     axis.errorbar([], [], [], fmt="o", color="black", markersize=4, capsize=3, label="the real sampler, ± 1 s.e.")
-    rate_axis(axis, "Weight of a prompt: expected gradient / ∇p", yscale="log", ylim=(0.5, 60))
+    rate_axis(axis, "weight of a prompt: expected gradient / ∇p", yscale="log", ylim=(0.5, 60))
     axis.set_yticks((0.5, 1, 2, 5, 10, 20, 50), ("0.5", "1", "2", "5", "10", "20", "50"))
     axis.set_yticks([], minor=True)
-    axis.legend(fontsize=9, loc="upper center", ncols=2)
-    figure.savefig(out / "method-weights.png", dpi=150)
+    finish(figure).savefig(out / "method-weights.png")
 
-    figure, axes = plt.subplots(1, 3, figsize=(12.5, 4), layout="constrained")
-    titles = ("Responses drawn per prompt", "Chance of a mixed group", "Responses drawn per mixed group")
+    figure, [axes] = panels(1, 3)
+    titles = ("responses drawn per prompt", "chance of a mixed group", "responses drawn per mixed group")
     for axis, title, key in zip(axes, titles, ("samples", "mixed", "per_mixed"), strict=True):
         for name, sampler in SAMPLERS.items():
             values = [cost([p], **sampler)[key] for p in grid]
             dashed = {"linestyle": "--", "zorder": 3} if name == "pos" else {}  # over balance, where they are equal
-            axis.plot(grid, values, color=COLOURS[name], label=NAMES[name], **dashed)
+            axis.plot(grid, values, color=LOOKS[name], label=NAMES[name], **dashed)
         rate_axis(axis, title, yscale="log" if key == "per_mixed" else "linear")
     axes[0].set_ylim(0, 34)
     axes[1].set_ylim(0, 1.02)
     axes[2].set_yticks((5, 10, 20, 50, 100), ("5", "10", "20", "50", "100"))
     axes[2].set_yticks([], minor=True)
-    figure.legend(*axes[0].get_legend_handles_labels(), loc="outside lower center", ncols=4)
-    figure.savefig(out / "method-cost.png", dpi=150)
+    finish(figure).savefig(out / "method-cost.png")
 
 
 def write(out: Path) -> dict:

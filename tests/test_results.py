@@ -66,13 +66,9 @@ def test_spurious_answers_are_counted(run):
     """Right by the box, wrong by the chain; also under a reward that didn't pay for them."""
     counts = spurious.count(run / "samples.jsonl", [0, 2, 4], {"3+4-9": 2})
     assert counts[0] == {}
-    kinds = ("all", "right", "spurious")
-    assert [counts[2][f"drawn 1-2: {kind}"] for kind in kinds] == [10, 4, 2]
-    assert [counts[2][f"kept: {kind}"] for kind in kinds] == [2, 2, 1]
-    assert [counts[2][f"kept 1-2: {kind}"] for kind in kinds] == [2, 2, 1]
-    assert [counts[2][f"first: {kind}"] for kind in kinds] == [6, 2, 1]
-    assert [counts[4][f"first: {kind}"] for kind in kinds] == [2, 2, 0]
-    assert spurious.count(run / "samples.jsonl", [4], {"3+4-9": 3})[4]["drawn 3-8: all"] == 12
+    assert counts[2] == {"drawn 1-2": [10, 4, 2], "kept": [2, 2, 1], "kept 1-2": [2, 2, 1], "first": [6, 2, 1]}
+    assert counts[4]["first"] == [2, 2, 0]
+    assert spurious.count(run / "samples.jsonl", [4], {"3+4-9": 3})[4]["drawn 3-8"] == [12, 6, 2]
     record = record_of(run)
     assert spurious.share(record, "first", slice(0, 1)) == 0.5
     assert spurious.share(record, "first", slice(0, 1), "all", "chains") == 1 / 6
