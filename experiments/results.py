@@ -28,6 +28,10 @@ MEANS = (  # over the steps of a window
     *("sampling/unresolved_no_wrong", "sampling/right_in_two_rounds", "sampling/resolved_in_two_rounds"),
     "response/truncated",
 )
+EVALUATED = (
+    *("eval/reward", "eval/entropy", "eval/truncated", "eval/pass@4", "eval/pass@16"),
+    *("eval/all_right@4", "eval/all_right@16"),
+)
 TOTALS = {"samples": "sampling/samples", "tokens": "sampling/tokens", "groups": "update/groups", "seconds": "time/step"}
 
 # ----------------------------------------------------------------------------------------------------------------
@@ -50,7 +54,7 @@ def record_of(folder: Path) -> dict:
             totals[name] += row.get(key, 0)
         steps += [row] if row["step"] else []
         if "eval/reward" in row:
-            evaluation = {key: round(row[key], 5) for key in row if key.startswith("eval/")}
+            evaluation = {key: round(row[key], 5) for key in EVALUATED}
             means = {key: round(statistics.fmean(s[key] for s in steps), 5) for key in MEANS if steps}
             whole = {name: round(total, 2) for name, total in totals.items()}
             windows.append({"step": row["step"], **whole, **evaluation, **means, "answers": counts[row["step"]]})

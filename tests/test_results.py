@@ -36,11 +36,12 @@ def run(tmp_path):
     data.write_text('{"problem": "3+4-9", "right_of_16": 2}\n')
     config = {"group_size": 4, "prompts_per_step": 2, "train_data": str(data)}
     (folder / "config.json").write_text(json.dumps(config))
-    rows = [{"step": 0, "eval/reward": 0.1, "eval/pass@16": 0.2}]
+    evaluation = dict.fromkeys(results.EVALUATED, 0.5)
+    rows = [{"step": 0, **evaluation, "eval/reward": 0.1}]
     for step in (1, 2, 3, 4):
         row = dict.fromkeys(results.MEANS, step / 10) | {"step": step, "update/groups": 1}
         row |= {"sampling/samples": 10 * step, "sampling/tokens": 80, "time/step": 0.5}
-        rows.append(row | ({"eval/reward": 0.1 * step, "eval/pass@16": 0.5} if step % 2 == 0 else {}))
+        rows.append(row | ({**evaluation, "eval/reward": 0.1 * step} if step % 2 == 0 else {}))
     (folder / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     right, luck, wrong = r"7, 8, \boxed{8}", r"6, 8, \boxed{8}", r"6, 5, \boxed{5}"
     samples = [
