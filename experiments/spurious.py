@@ -17,7 +17,7 @@ from ada.plot import COLORS, MARKERS, finish, panels
 from ada.toy import boxed, chain_is_right, solve
 
 BINS = {"0": 0, "1-2": 2, "3-8": 8, "9-16": 16}  # right answers of the base model, of 16; the same for all samplers
-SAMPLERS = ("balance", "pos", "grpo")
+LOOKS = {"balance": 0, "pos": 1, "grpo": 6}  # colour and marker, as in the figures of runs
 EARLY = slice(0, 2)  # windows: the first two, while the base model's pass rates still say something
 
 
@@ -72,11 +72,12 @@ def plot(samplers: dict[str, list[dict]]) -> Figure:
     `samplers`: the records of each sampler's runs, "balance" and "balance-chain" and so on.
     """
     figure, [axes] = panels(1, 3)
-    for i, name in enumerate(SAMPLERS):
-        look = {"color": COLORS[i], "label": name}
+    for place, (name, look) in enumerate(LOOKS.items()):
+        color, marker = COLORS[look], MARKERS[look]
         by_rate = [mean_and_error([share(run, f"drawn {b}", EARLY) for run in samplers[name]]) for b in BINS]
         means, errors = zip(*by_rate, strict=True)
-        axes[0].bar([x + 0.27 * (i - 1) for x in range(len(BINS))], means, 0.25, yerr=errors, capsize=3, **look)
+        xs = [x + 0.27 * (place - 1) for x in range(len(BINS))]
+        axes[0].bar(xs, means, 0.25, yerr=errors, capsize=3, color=color, label=name)
         for reward, style in (("", "-"), ("-chain", "--")):
             runs = samplers[name + reward]
             steps = [window["step"] for window in runs[0]["windows"]][1:]
@@ -84,8 +85,8 @@ def plot(samplers: dict[str, list[dict]]) -> Figure:
                 shares = [[share(run, "first", slice(j, j + 1), of, what) for run in runs] for j in range(len(steps))]
                 means, errors = zip(*map(mean_and_error, shares), strict=True)
                 low, high = zip(*((m - e, m + e) for m, e in zip(means, errors, strict=True)), strict=True)
-                axis.plot(steps, means, style, marker=MARKERS[i], **(look if not reward else {"color": COLORS[i]}))
-                axis.fill_between(steps, low, high, color=COLORS[i], alpha=0.2, linewidth=0)
+                axis.plot(steps, means, style, marker=marker, color=color)
+                axis.fill_between(steps, low, high, color=color, alpha=0.2, linewidth=0)
     axes[0].set_xticks(range(len(BINS)), BINS)
     axes[0].set(title="spurious right answers drawn,\nfirst quarter", xlabel="right ones of the base model's 16")
     axes[1].set(title="spurious right answers; reward for\nanswers (solid), chains (dashed)", xlabel="step")

@@ -40,7 +40,7 @@ SAMPLERS = {  # with the sizes of the paper's public code
     "balance": {"exit_rule": exit_balance, "n": 4, "round_size": 8, "max_rounds": 4},
 }
 NAMES = {"grpo4": "GRPO, n = 4", "grpo24": "GRPO, n = 24", "pos": "pos, 8 x 4", "balance": "balance, 8 x 4"}
-LOOKS = dict(zip(("balance", "pos", "grpo4", "grpo24"), COLORS, strict=False))  # as in the figures of runs
+LOOKS = {"balance": COLORS[0], "pos": COLORS[1], "grpo24": COLORS[5], "grpo4": COLORS[6]}  # as in the figures of runs
 RATES = (0.02, 0.05, 0.1, 0.3, 0.5, 0.9, 0.98)  # rows of the tables
 
 # ----------------------------------------------------------------------------------------------------------------
@@ -346,7 +346,7 @@ def draw(right_of_16: list[int], out: Path) -> None:
         ("balance", LOOKS["balance"], "balance, 8 x 4", {}),
         ("pos", LOOKS["pos"], "pos, 8 x 4", {}),
         ("grpo4", LOOKS["grpo4"], "GRPO with std, n = 4", {"normalize_std": True}),
-        ("grpo4", COLORS[5], "GRPO without std, n = 4", {}),
+        ("grpo4", COLORS[3], "GRPO without std, n = 4", {}),
     ):
         exact = [exact_weight(p, **SAMPLERS[name], **options) for p in grid]
         axis.plot(grid, exact, color=color, label=label)
