@@ -137,7 +137,8 @@ def draw(jobs: list[Job], out: Path, figures: Path) -> dict[str, dict]:
 
     theory.write(figures)
     labels = {f"{job.set_name}-{job.sampler}": LABELS.get(job.sampler, job.sampler) for job in jobs}
-    drawn = tuple(name for name in reversed(COMPARED) if name != "grpo-std")  # like grpo; seven lines are enough
+    alike = ("grpo-std", "pos-long")  # to grpo and pos; seven lines are enough
+    drawn = tuple(name for name in reversed(COMPARED) if name not in alike)
     plot_all(runs(("mixed", "hard"), drawn, SEEDS), figures, labels)
     rules = make_lines([read_run(folder) for folder in runs(("mixed",), RULES, len(jobs))], labels)
     progress(rules).savefig(figures / "rules.png")

@@ -19,7 +19,7 @@ from experiments import spurious
 from experiments.spurious import BINS, EARLY, mean_and_error, share
 
 RESULTS = Path("docs/figures/results.json")
-COMPARED = ("grpo", "grpo-std", "grpo-24", "grpo-long", "passive", "two_stage", "pos", "balance")
+COMPARED = ("grpo", "grpo-std", "grpo-24", "grpo-long", "passive", "two_stage", "pos", "pos-long", "balance")
 RULES = ("balance", "signal", "memory")
 SEEDS = 3  # of the comparison; balance has two more for that of the rules
 PAGES = [Path("README.md"), Path("docs/claims.md"), Path("docs/spurious.md")]
@@ -274,7 +274,7 @@ def tables(results: dict[str, dict]) -> dict[str, str]:
         samplers = by_sampler(results, set_name)
         compared = {name: samplers[name][:SEEDS] for name in COMPARED}
         found[f"final {set_name}"] = final(compared)
-        on_the_way = {name: compared[name] for name in COMPARED if name != "grpo-long"}  # goes grpo's way at first
+        on_the_way = {name: compared[name] for name in COMPARED if not name.endswith("-long")}  # they go the same way
         found[f"steps {set_name}"] = at_equal_steps(on_the_way)
         found[f"reward {set_name}"] = at_equal_reward(on_the_way, rewards)
         found[f"samples {set_name}"] = at_equal_samples(compared)
