@@ -46,10 +46,10 @@ def passive(
     others = [prompt for prompt in everything if prompt.row not in taken]
     random.Random(seed_of("refill", seed, step)).shuffle(others)
     order = batch + others
+    waves = [order[i : i + len(batch)] for i in range(0, len(order), len(batch))]
     my_pools: list[Pool] = []
     n_mixed = 0
-    for wave in range(max_rounds):
-        prompts = order[wave * len(batch) : (wave + 1) * len(batch)]
+    for wave, prompts in enumerate(waves[:max_rounds]):
         queue = shared_queue(prompts, ranks.store, f"train/{step}/wave {wave}")
         drawn = sample_adaptively(
             engine, scorer, queue, exit_rule=exit_fixed, max_rounds=1, seed=seed, step=step, **settings

@@ -1,7 +1,9 @@
 """Runs as lines of a figure: metrics against steps, samples or seconds, averaged over seeds. ada/plot.py draws them."""
 
 import json
+import math
 import re
+import statistics
 from dataclasses import dataclass
 from functools import reduce
 from pathlib import Path
@@ -9,17 +11,7 @@ from pathlib import Path
 import numpy as np
 
 METHOD = "sampler group_size round_size max_rounds baseline normalize_std keep_uniform".split()
-NEEDED = (
-    "model",
-    "train_data",
-    "seed",
-    "steps",
-    "prompts_per_step",
-    "sampler",
-    "group_size",
-    "max_rounds",
-    "normalize_std",
-)
+NEEDED = "model train_data seed steps prompts_per_step sampler group_size max_rounds normalize_std".split()
 
 
 @dataclass
@@ -88,6 +80,13 @@ def curve(run: Run, key: str, x: str = "step", window: int = 1) -> tuple[np.ndar
     xs, values = np.array(points, dtype=float).reshape(-1, 2).T
     half = window // 2
     return xs, np.array([values[max(0, i - half) : i + half + 1].mean() for i in range(len(values))])
+
+
+def mean_and_error(values: list[float]) -> tuple[float, float]:
+    """Mean of those that are not nan, and its standard error; nan where there are too few."""
+    values = [value for value in values if not math.isnan(value)]
+    mean = statistics.fmean(values) if values else math.nan
+    return mean, statistics.stdev(values) / math.sqrt(len(values)) if len(values) > 1 else math.nan
 
 
 Average = tuple[np.ndarray, np.ndarray, np.ndarray | None]  # x, mean, standard error (None of a single run)

@@ -11,9 +11,9 @@ lost. Workers are started afresh as `python -m ada.reward`: a fork of the traine
 import collections
 import contextlib
 import functools
-import importlib
 import json
 import os
+import pkgutil
 import re
 import resource
 import select
@@ -53,9 +53,8 @@ def _load(reward: str):
         for latex in _WARM_UP:  # imports sympy, and builds the parser's tables once for all children
             is_right(latex, latex + "+0.5")
         return is_right
-    module, _, function = reward.partition(":")
     sys.path.insert(0, os.getcwd())
-    return getattr(importlib.import_module(module), function)
+    return pkgutil.resolve_name(reward)
 
 
 def _serve(connection: socket.socket, reward, time_limit_sec: float, memory_limit_bytes: int) -> None:

@@ -20,7 +20,8 @@ import torch
 from tqdm import tqdm
 
 from ada import UserError, checkpoint
-from ada.plot import plot_runs, read_metrics
+from ada.curves import read_metrics
+from ada.plot import plot_runs
 from ada.reward import FAILURES, Scorer
 from ada.sampler import Group, Pool, Sample
 from ada.trainer import Ranks, Trainer

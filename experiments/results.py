@@ -13,10 +13,10 @@ import statistics
 from collections import defaultdict
 from pathlib import Path
 
-from ada.curves import read_metrics
+from ada.curves import mean_and_error, read_metrics
 from ada.eval import markdown
 from experiments import spurious
-from experiments.spurious import BINS, EARLY, mean_and_error, share
+from experiments.spurious import BINS, EARLY, share
 
 RESULTS = Path("docs/figures/results.json")
 COMPARED = ("grpo", "grpo-std", "grpo-24", "grpo-long", "passive", "two_stage", "pos", "pos-long", "balance")
@@ -59,7 +59,7 @@ def record_of(folder: Path) -> dict:
             whole = {name: round(total, 2) for name, total in totals.items()}
             windows.append({"step": row["step"], **whole, **evaluation, **means, "answers": counts[row["step"]]})
             steps = []
-    return {"group_size": config["group_size"], "prompts": config["prompts_per_step"], "windows": windows}
+    return {"prompts": config["prompts_per_step"], "windows": windows}
 
 
 def collect(names: list[str], out: Path, path: Path) -> dict[str, dict]:
@@ -230,7 +230,7 @@ def spurious_shares(samplers: dict[str, list[dict]]) -> str:
 
 
 def spurious_by_rate(samplers: dict[str, list[dict]]) -> str:
-    """Wrong chains among right answers, by the share of right ones in the pool, in the first quarter of a run."""
+    """Wrong chains among right answers, by how often the base model was right on the prompt, early in a run."""
     places = [f"{what} {rate_bin}" for what in ("drawn", "kept") for rate_bin in BINS]
     rows = [["sampler", *places]]
     for name, records in samplers.items():

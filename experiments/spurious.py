@@ -6,13 +6,13 @@ The toy can check its chains (ada.toy.chain_is_right), so here one knows what a 
 import json
 import math
 import re
-import statistics
 from collections import defaultdict
 from pathlib import Path
 
 from matplotlib.figure import Figure
 
 from ada import toy
+from ada.curves import mean_and_error
 from ada.plot import COLORS, MARKERS, finish, panels
 from ada.toy import boxed, chain_is_right, solve
 
@@ -97,10 +97,3 @@ def plot(samplers: dict[str, list[dict]]) -> Figure:
     for axis in axes:
         axis.set_ylim(bottom=0)
     return finish(figure)
-
-
-def mean_and_error(values: list[float]) -> tuple[float, float]:
-    """Mean of those that are not nan, and its standard error; nan where there are too few."""
-    values = [value for value in values if not math.isnan(value)]
-    mean = statistics.fmean(values) if values else math.nan
-    return mean, statistics.stdev(values) / math.sqrt(len(values)) if len(values) > 1 else math.nan

@@ -20,6 +20,7 @@ from functools import cache
 from pathlib import Path
 
 from ada import toy
+from ada.eval import markdown
 from ada.plot import COLORS, finish, panels
 from ada.sampler import (
     ExitRule,
@@ -263,48 +264,38 @@ def rounded(value):
     return float(f"{value:.4g}") if isinstance(value, float) else value
 
 
-def table(head: str, rows: list[list[str]]) -> str:
-    """In Markdown; the columns of `head` are separated by |."""
-    columns = [column.strip() for column in head.split("|")]
-    lines = [columns, ["---:"] * len(columns), *rows]
-    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
-
-
 def tables(of: dict) -> list[str]:
     """The tables of docs/method.md, from what `numbers` returns."""
     costs = of["cost"] | {"toy": of["toy_cost"]}
-    weights = ("grpo", "grpo_std", "grpo_std_limit", "pos", "balance", "balance_limit")
-    return [
-        table(
-            "p | GRPO, no std | GRPO, std | GRPO, std, n → ∞ | pos | balance | balance, budget → ∞",
-            [[p] + [f"{weight[key]:.2f}" for key in weights] for p, weight in of["weight"].items()],
-        ),
-        table(
-            "p | drawn: pos | balance | mixed: GRPO 4 | GRPO 24 | pos | balance",
-            [
-                [p]
-                + [f"{samplers[name]['samples']:.1f}" for name in ("pos", "balance")]
-                + [f"{samplers[name]['mixed']:.1%}" for name in SAMPLERS]
-                for p, samplers in costs.items()
-            ],
-        ),
-        table(
-            "p | drawn per mixed group: GRPO 4 | GRPO 24 | pos | balance | balance: on unresolved | in uniform pools",
-            [
-                [p]
-                + [f"{samplers[name]['per_mixed']:.1f}" for name in SAMPLERS]
-                + [f"{samplers['balance'][key]:.0%}" for key in ("on_unresolved", "on_uniform")]
-                for p, samplers in costs.items()
-            ],
-        ),
-        table(
-            "p | pos, rounds of 1, no limit | pos, 8 x 4 | balance, 8 x 4",
-            [
-                [p] + [f"{m[key]:.3f}" for key in ("pos_one_by_one", "pos", "balance")]
-                for p, m in of["pool_mean"].items()
-            ],
-        ),
+    names = ("grpo", "grpo_std", "grpo_std_limit", "pos", "balance", "balance_limit")
+    weights = [[p, *(f"{weight[name]:.2f}" for name in names)] for p, weight in of["weight"].items()]
+    draws = [
+        [
+            *(p, *(f"{samplers[name]['samples']:.1f}" for name in ("pos", "balance"))),
+            *(f"{samplers[name]['mixed']:.1%}" for name in SAMPLERS),
+        ]
+        for p, samplers in costs.items()
     ]
+    per_mixed = [
+        [
+            *(p, *(f"{samplers[name]['per_mixed']:.1f}" for name in SAMPLERS)),
+            *(f"{samplers['balance'][key]:.0%}" for key in ("on_unresolved", "on_uniform")),
+        ]
+        for p, samplers in costs.items()
+    ]
+    means = [
+        [p, *(f"{mean[name]:.3f}" for name in ("pos_one_by_one", "pos", "balance"))]
+        for p, mean in of["pool_mean"].items()
+    ]
+    heads = {
+        "p | GRPO, no std | GRPO, std | GRPO, std, n → ∞ | pos | balance | balance, budget → ∞": weights,
+        "p | drawn: pos | balance | mixed: GRPO 4 | GRPO 24 | pos | balance": draws,
+        "p | drawn per mixed group: GRPO 4 | GRPO 24 | pos | balance | balance: on unresolved | in uniform pools": (
+            per_mixed
+        ),
+        "p | pos, rounds of 1, no limit | pos, 8 x 4 | balance, 8 x 4": means,
+    }
+    return [markdown([head.split(" | "), *rows]) for head, rows in heads.items()]
 
 
 # ----------------------------------------------------------------------------------------------------------------
