@@ -4,10 +4,16 @@ import os
 import sys
 import traceback
 from collections.abc import Callable
+from dataclasses import field
 
 # Both before torch is imported, which each command does after this. More OpenMP threads than free cores cost tenfold.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
+
+
+def option(default, help: str, **limits):
+    """A dataclass field that is an option: its default, a line of help, and limits: at_least, above, below."""
+    return field(default=default, metadata={"help": help, **limits})
 
 
 class UserError(Exception):

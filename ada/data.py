@@ -1,25 +1,26 @@
 """Prompts: read, check the gold answer, deduplicate, put into the chat template, drop what is too long.
 
-    prompts, counts = load_prompts("train.jsonl", tokenizer, max_prompt_tokens=1024)
+    prompts, counts = load_prompts("train.jsonl", tokenizer, DataConfig(max_prompt_tokens=1024))
     print(describe(counts))                                   # 1024 of 1100 rows: 70 duplicate, 6 too long
     for step in range(steps):
         todo = batch(prompts, step=step, size=512, seed=0)    # the same prompts whoever asks, resumed or not
 
-Nothing is dropped in silence: each cause is counted, rows that are broken are logged with file and line. An answer that
-cannot be read would pay every response or none, step after step; so its row goes too.
+Nothing is dropped in silence: each cause is counted, broken rows are logged with file and line. An answer that cannot
+be read would pay every response or none, step after step; so its row goes, too.
 """
 
+import datetime
 import json
 import logging
-import math
 import random
 import unicodedata
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from pathlib import Path
 
 from tqdm import tqdm
 
-from ada import UserError, one_line
+from ada import UserError, one_line, option
 from ada.reward import GoldError, read_gold
 from ada.sampler import Prompt, seed_of
 
@@ -28,64 +29,79 @@ log = logging.getLogger(__name__)
 SYSTEM = "Please reason step by step, and put your final answer within \\boxed{}."
 INSTRUCTION = " Let's think step by step and output the final answer within \\boxed{}."
 
+# Where problems and answers are looked for, in this order; a dot goes into an object. Of answers, per row the first
+# that can be read: the annotation counts before the reference solution.
 PROMPT_COLUMNS = ("problem", "question", "prompt")
-ANSWER_COLUMNS = ("answer", "gt", "final_answer", "solution")  # per row the first that can be read
+ANSWER_COLUMNS = tuple("answer gt final_answer expected_answer ground_truth reward_model.ground_truth solution".split())
 FILE_TYPES = (".jsonl", ".json", ".parquet")
 LOGGED_PER_CAUSE = 20  # broken rows logged as warnings; the rest of them as info, like duplicates and long ones
+
+
+@dataclass
+class DataConfig:
+    """Options of reading prompts."""
+
+    max_prompt_tokens: int = option(32, "longer prompts, in the chat template, are dropped and counted", at_least=1)
+    prompt_column: str = option("", f"column of the problem; by default the first of {', '.join(PROMPT_COLUMNS)}")
+    answer_column: str = option("", f"column of the answer, A.B for B in A; by default {', '.join(ANSWER_COLUMNS)}")
+    dataset_config: str = option("", "name of a Hugging Face data set's configuration")
+    split: str = option("", "of a Hugging Face data set; by default its only one, or train")
+    system_prompt: str = option(SYSTEM, "system message")
+    instruction: str = option(INSTRUCTION, "follows the problem")
+    chat_template_kwargs: str = option("{}", 'JSON object for the chat template, such as {"enable_thinking": false}')
 
 
 class DataError(UserError):
     """A source that cannot be used; the message is one line for the user."""
 
 
+Drop = Callable[[str, str, object], None]  # called with (cause, where, why) for each row that is dropped
+
+
 # ----------------------------------------------------------------------------------------------------------------
 # Rows
 
 
-def read_rows(source: str, split: str | None = None, *, forgive_lines: bool = False) -> Iterator[tuple[str, object]]:
+def read_rows(source: str, config: DataConfig, on_bad_line: Drop | None = None) -> Iterator[tuple[str, object]]:
     """Yields (where, row) from a JSONL, JSON or parquet file or a Hugging Face data set; where is for messages.
 
-    Raises DataError if there is no such source, or it has a line that isn't JSON. With `forgive_lines` such a line's
-    error is yielded in place of its row.
+    Raises DataError if there is no such source, or at a line that isn't JSON; with `on_bad_line` it calls that and
+    goes on.
     """
     path = Path(source)
     if path.suffix not in FILE_TYPES and not path.is_file():
-        yield from read_hub(source, split)
+        yield from read_hub(source, config)
     elif not path.is_file():
         raise DataError(f"{source}: no such file")
     elif path.suffix == ".parquet":
         yield from read_parquet(path)
     elif path.suffix in FILE_TYPES:
-        yield from read_json(path, forgive_lines)
+        yield from read_json(path, on_bad_line)
     else:
         raise DataError(f"{source}: unknown kind of file; these can be read: {', '.join(FILE_TYPES)}")
 
 
-def read_json(path: Path, forgive_lines: bool) -> Iterator[tuple[str, object]]:
+def read_json(path: Path, on_bad_line: Drop | None) -> Iterator[tuple[str, object]]:
     """One JSON value a line, or the whole file as one array. Files named .json come in both forms."""
     with open(path, "rb") as file:  # bytes: text mode would also cut lines at the odd carriage return in a string
         is_array = path.suffix == ".json" and file.read(64).lstrip(b"\xef\xbb\xbf \t\r\n").startswith(b"[")
         file.seek(0)
         if is_array:
-            rows = parse_json(file.read())
-            if isinstance(rows, DataError):
-                raise DataError(f"{path}: {rows}")
+            try:
+                rows = json.loads(file.read())
+            except ValueError as error:
+                raise DataError(f"{path}: bad JSON: {error}") from error
             yield from ((f"{path} row {i}", row) for i, row in enumerate(rows, 1))
             return
         for number, line in enumerate(file, 1):
+            where = f"{path}:{number}"
             if line.strip():
-                row = parse_json(line)
-                if isinstance(row, DataError) and not forgive_lines:
-                    raise DataError(f"{path}:{number}: {row}")
-                yield f"{path}:{number}", row
-
-
-def parse_json(text: bytes):
-    """The value, or a DataError that says what is wrong with the text."""
-    try:
-        return json.loads(text)
-    except ValueError as error:  # JSONDecodeError, UnicodeDecodeError
-        return DataError(f"bad JSON: {error}")
+                try:
+                    yield where, json.loads(line)
+                except ValueError as error:  # JSONDecodeError, UnicodeDecodeError
+                    if not on_bad_line:
+                        raise DataError(f"{where}: bad JSON: {error}") from error
+                    on_bad_line("bad_row", where, DataError(f"bad JSON: {error}"))
 
 
 def read_parquet(path: Path) -> Iterator[tuple[str, object]]:
@@ -98,48 +114,93 @@ def read_parquet(path: Path) -> Iterator[tuple[str, object]]:
     yield from ((f"{path} row {i}", row) for i, row in enumerate(rows, 1))
 
 
-def read_hub(name: str, split: str | None) -> Iterator[tuple[str, object]]:
-    """A Hugging Face data set, or a local folder with one. Without `split`: its only one, else "train"."""
+def read_hub(name: str, config: DataConfig) -> Iterator[tuple[str, object]]:
+    """A Hugging Face data set, or a local folder with one."""
     import datasets  # slow to import
 
     try:
-        found = datasets.load_dataset(name, split=split)
+        found = datasets.load_dataset(name, config.dataset_config or None, split=config.split or None)
     except Exception as error:  # Hub, network, file formats, loading scripts: whatever it is, the source is unusable
         raise DataError(f"{name}: neither a file nor a data set that loads: {one_line(error)}") from error
     if isinstance(found, dict):
         split = "train" if "train" in found else next(iter(found))
         if split != "train" and len(found) > 1:
-            raise DataError(f"{name}: choose a split; it has {', '.join(found)}")
+            raise DataError(f"{name}: choose a --split; it has {', '.join(found)}")
         found = found[split]
     yield from ((f"{name} row {i}", row) for i, row in enumerate(found, 1))
 
 
-def choose_columns(rows: list, wanted: str | None, usual: tuple[str, ...], *, what: str, source: str) -> list[str]:
-    """The columns to look for a value in, most trusted first. Raises DataError if no row has any of them."""
+def value_at(row: dict, column: str):
+    """What a row has in a column, whatever the case of its name; a dot goes into an object. None if nothing.
+
+    >>> value_at({"Problem": "1+1", "reward_model": {"ground_truth": "2"}}, "reward_model.ground_truth")
+    '2'
+    """
+    value = row
+    for name in column.split("."):
+        names = {str(key).lower(): key for key in value} if isinstance(value, dict) else {}
+        value = value[names[name.lower()]] if name.lower() in names else None
+    return value
+
+
+def choose_columns(rows: list, wanted: str, usual: tuple[str, ...], *, what: str, source: str) -> list[str]:
+    """The columns to look for a value in. Raises DataError if no row has any of them."""
     if not rows:
         raise DataError(f"{source}: no rows")
-    present = {column: None for _, row in rows if isinstance(row, dict) for column in row}  # in order of appearance
-    columns = [column for column in ([wanted] if wanted else usual) if column in present]
+    objects = [row for _, row in rows if isinstance(row, dict)]
+    columns = [
+        column
+        for column in ([wanted] if wanted else usual)
+        if any(value_at(row, column) is not None for row in objects)
+    ]
     if not columns:
-        missing = f'"{wanted}"' if wanted else f"{', '.join(usual)}"
-        raise DataError(f"{source}: no {what} column ({missing}); it has: {', '.join(present) or 'no columns'}")
+        present = ", ".join(dict.fromkeys(str(column) for row in objects for column in row)) or "no columns"
+        raise DataError(f"{source}: no {what} column ({wanted or ', '.join(usual)}); it has: {present}")
     return columns
 
 
+def find_problem(row, columns: list[str]) -> str:
+    """The problem of a row; of a list of messages the last of the user. Raises DataError if it has none."""
+    if not isinstance(row, dict):
+        raise DataError(f"not an object but {str(row)[:80]!r}")
+    value = next((value for column in columns if (value := value_at(row, column)) is not None), None)
+    if isinstance(value, list):
+        turns = [turn.get("content") for turn in value if isinstance(turn, dict) and turn.get("role") == "user"]
+        value = turns[-1] if turns else None
+    if not isinstance(value, str) or not value.strip():
+        raise DataError(f"no problem text in {', '.join(columns)}: {str(value)[:80]!r}")
+    try:
+        value.encode()
+    except UnicodeEncodeError as error:  # JSON can write half of a surrogate pair
+        raise DataError(f"not Unicode text: {error.reason}") from error
+    return value.strip()
+
+
+def find_gold(row: dict, columns: list[str]):
+    """The gold answer: of the first column that can be read. Raises GoldError if there is none."""
+    failures = []
+    for column in columns:
+        value = value_at(row, column)
+        try:
+            if value is None or value != value:  # pandas writes a missing answer as NaN
+                raise GoldError("missing")
+            return read_gold(value.rpartition("####")[2] if isinstance(value, str) else value)  # GSM8K: .. #### 72
+        except GoldError as error:
+            failures.append(f"{column}: {error}")
+    raise GoldError("; ".join(failures))
+
+
+def check_json(row: dict) -> dict:
+    """The row, which goes to the graders as JSON. Raises DataError if it holds dates, bytes or the like."""
+    try:
+        json.dumps(row)
+    except (TypeError, ValueError) as error:
+        raise DataError(f"not JSON: {error}") from error
+    return row
+
+
 # ----------------------------------------------------------------------------------------------------------------
-# Prompts
-
-
-def apply_template(tokenizer, problem: str) -> tuple[str, list[int]]:
-    """The prompt of the paper as the model's chat template writes it: (text, token ids).
-
-    The ids come from the template itself. Tokenising the text again would give a second BOS with many tokenizers.
-    """
-    messages = [{"role": "system", "content": SYSTEM}, {"role": "user", "content": problem + INSTRUCTION}]
-    # Llama 3.2's template writes today's date unless it gets one, so a run resumed tomorrow would change its prompts.
-    options = {"add_generation_prompt": True, "date_string": "26 Jul 2024"}
-    text = tokenizer.apply_chat_template(messages, tokenize=False, **options)
-    return text, list(tokenizer.apply_chat_template(messages, tokenize=True, return_dict=False, **options))
+# Chat template
 
 
 def load_tokenizer(model: str):
@@ -155,6 +216,62 @@ def load_tokenizer(model: str):
         raise DataError(f"--model {model}: {one_line(error)}") from error
 
 
+class ChatTemplate:
+    """The prompt of the paper as the model's chat template writes it.
+
+    Raises:
+        DataError: there is no template, or it cannot say what it has to.
+    """
+
+    def __init__(self, tokenizer, config: DataConfig):
+        self.tokenizer = tokenizer
+        self.config = config
+        # Some templates write today's date, so a run resumed tomorrow would change its prompts.
+        day = datetime.date(2024, 7, 26)
+        self.options = {"date_string": day.strftime("%d %b %Y"), "strftime_now": day.strftime}
+        try:
+            self.options |= json.loads(config.chat_template_kwargs)
+        except (ValueError, TypeError) as error:
+            raise DataError(f"--chat_template_kwargs {config.chat_template_kwargs}: not a JSON object") from error
+        if not tokenizer.chat_template:
+            raise DataError("the tokenizer has no chat template: take an instruction-tuned model, or set one")
+        self.system_apart = bool(config.system_prompt)
+        try:
+            self.system_apart = config.system_prompt.strip() in self._render("?")
+        except Exception:  # a template's own "System role not supported", which may be of any kind
+            self.system_apart = False
+        probe = "3+4-9"
+        try:
+            text, without = self._render(probe), self._render(probe, add_generation_prompt=False)
+        except Exception as error:
+            raise DataError(f"the tokenizer's chat template fails: {one_line(error)}") from error
+        if probe not in text:
+            raise DataError("the tokenizer's chat template leaves out the problem")
+        if text == without:
+            raise DataError("the tokenizer's chat template ignores add_generation_prompt: nothing asks for an answer")
+
+    def _render(self, problem: str, add_generation_prompt: bool = True, tokenize: bool = False):
+        """Text or ids. Templates without a system role get its message at the head of the user's."""
+        config, user = self.config, problem + self.config.instruction
+        if self.system_apart:
+            messages = [{"role": "system", "content": config.system_prompt}, {"role": "user", "content": user}]
+        else:
+            head = config.system_prompt and config.system_prompt + "\n\n"
+            messages = [{"role": "user", "content": head + user}]
+        kind = {"tokenize": tokenize, "add_generation_prompt": add_generation_prompt}
+        return self.tokenizer.apply_chat_template(
+            messages, **kind, **({"return_dict": False} if tokenize else {}), **self.options
+        )
+
+    def __call__(self, problem: str) -> tuple[str, list[int]]:
+        """(text, token ids). The ids come from the template itself: tokenising the text would often give two BOS."""
+        return self._render(problem), list(self._render(problem, tokenize=True))
+
+
+# ----------------------------------------------------------------------------------------------------------------
+# Prompts
+
+
 def normalise(text: str) -> str:
     """What makes two problems the same: their characters, whatever the spacing and Unicode composition.
 
@@ -164,85 +281,43 @@ def normalise(text: str) -> str:
     return " ".join(unicodedata.normalize("NFC", text).split())
 
 
-def find_problem(row, columns: list[str]) -> str:
-    """The problem of a row. Raises DataError if it has none."""
-    if isinstance(row, DataError):
-        raise row
-    if not isinstance(row, dict):
-        raise DataError(f"not an object but {str(row)[:80]!r}")
-    value = next((row[column] for column in columns if row.get(column) is not None), None)
-    if not isinstance(value, str) or not value.strip():
-        raise DataError(f"no problem text in {', '.join(columns)}: {str(value)[:80]!r}")
-    return value.strip()
-
-
-def find_gold(row: dict, columns: list[str]):
-    """The gold answer: of the first column that can be read. Raises GoldError if there is none.
-
-    The annotation counts before the reference solution's box, and the box where the annotation is null or unreadable.
-    """
-    failures = []
-    for column in columns:
-        value = row.get(column)
-        try:
-            if value is None or value != value:  # pandas writes a missing answer as NaN
-                raise GoldError("missing")
-            if column == "solution" and "\\boxed" not in str(value):  # its prose is no answer
-                raise GoldError("no \\boxed{}")
-            return read_gold(value)
-        except GoldError as error:
-            failures.append(f"{column}: {error}")
-    raise GoldError("; ".join(failures))
-
-
-def check_json(row: dict) -> dict:
-    """The row, which goes to the graders as JSON. Raises DataError if it holds dates, bytes or the like."""
-    try:
-        json.dumps(row)
-    except (TypeError, ValueError) as error:
-        raise DataError(f"not JSON: {error}") from error
-    return row
-
-
 def load_prompts(
     source: str,
     tokenizer,
+    config: DataConfig,
     *,
-    max_prompt_tokens: int,
-    split: str | None = None,
-    prompt_column: str | None = None,
-    answer_column: str | None = None,
     whole_rows: bool = False,
-    max_problem_tokens: float = math.inf,
-    fatal: str = "lines",
+    max_problem_tokens: int | None = None,
+    on_drop: Drop | None = None,
 ) -> tuple[list[Prompt], dict[str, int]]:
-    """Reads a source into prompts whose `row` is their place in the list, and counts rows read, kept, dropped by cause.
+    """Reads a source into prompts whose prompt_id is their place in the list, and counts rows by what became of them.
 
     `gold` is the gold answer as read_gold gives it, or with `whole_rows` the row itself, for a reward of one's own.
     Of rows with the same problem (up to spacing) the first usable one is kept. max_prompt_tokens counts the prompt
-    after the chat template, max_problem_tokens the problem alone. Dropped rows are logged as "FILE:LINE: why". `fatal`
-    says what ends the reading instead: "nothing", "lines" that aren't JSON, or "rows", every broken one among them.
-    Raises DataError if the source or its columns cannot be read, at what is fatal, if the tokenizer has no chat
-    template, and if no prompt remains.
+    in the chat template, max_problem_tokens the problem alone. Dropped rows are logged as "FILE:LINE: why"; a line that
+    isn't JSON ends the reading, unless there is an `on_drop`, which is called for it as for every other dropped row.
+
+    Raises:
+        DataError: the source, its columns or the chat template cannot be used, or no prompt remains.
     """
-    if not tokenizer.chat_template:
-        raise DataError("the tokenizer has no chat template: take an instruction-tuned model, or set one")
-    rows = list(read_rows(source, split, forgive_lines=fatal != "lines"))
-    prompt_columns = choose_columns(rows, prompt_column, PROMPT_COLUMNS, what="prompt", source=source)
+    template = ChatTemplate(tokenizer, config)
+    counts = {"read": 0, "kept": 0, "bad_row": 0, "gold_unreadable": 0, "duplicate": 0, "too_long": 0}
+
+    def drop(cause: str, where: str, why) -> None:
+        counts[cause] += 1
+        is_broken = isinstance(why, Exception)
+        level = logging.WARNING if is_broken and counts[cause] <= LOGGED_PER_CAUSE else logging.INFO
+        log.log(level, "%s: dropped: %s", where, why)
+        if on_drop:
+            on_drop(cause, where, why)
+
+    rows = list(read_rows(source, config, drop if on_drop else None))
+    counts["read"] = len(rows) + counts["bad_row"]
+    prompt_columns = choose_columns(rows, config.prompt_column, PROMPT_COLUMNS, what="prompt", source=source)
     answer_columns = (
-        [] if whole_rows else choose_columns(rows, answer_column, ANSWER_COLUMNS, what="answer", source=source)
+        [] if whole_rows else choose_columns(rows, config.answer_column, ANSWER_COLUMNS, what="answer", source=source)
     )
     prompts, seen = [], set()
-    counts = {"read": len(rows), "kept": 0, "bad_row": 0, "gold_unreadable": 0, "duplicate": 0, "too_long": 0}
-
-    def drop(cause: str, where: str, why):
-        broken = isinstance(why, Exception)
-        if broken and fatal == "rows":
-            raise DataError(f"{where}: {why}") from why
-        counts[cause] += 1
-        level = logging.WARNING if broken and counts[cause] <= LOGGED_PER_CAUSE else logging.INFO
-        log.log(level, "%s: dropped: %s", where, why)
-
     for where, row in tqdm(rows, desc="prompts", unit="row", delay=2, leave=False, disable=None):
         try:
             problem = find_problem(row, prompt_columns)
@@ -250,22 +325,21 @@ def load_prompts(
                 drop("duplicate", where, "the same problem as in an earlier row")
                 continue
             gold = check_json(row) if whole_rows else find_gold(row, answer_columns)
-        except GoldError as error:
-            drop("gold_unreadable", where, error)
+        except (GoldError, DataError) as error:
+            drop("gold_unreadable" if isinstance(error, GoldError) else "bad_row", where, error)
             continue
-        except DataError as error:
-            drop("bad_row", where, error)
-            continue
-        text, tokens = apply_template(tokenizer, problem)
+        text, tokens = template(problem)
         n_problem = len(tokenizer.encode(problem, add_special_tokens=False))
-        if len(tokens) > max_prompt_tokens or n_problem > max_problem_tokens:
+        if len(tokens) > config.max_prompt_tokens or n_problem > (max_problem_tokens or n_problem):
             drop("too_long", where, f"{n_problem} tokens, {len(tokens)} in the template")
             continue
         seen.add(key)
-        prompts.append(Prompt(row=len(prompts), text=text, tokens=tokens, gold=gold, problem=problem))
+        prompts.append(Prompt(len(prompts), text, tokens, gold, problem))
     counts["kept"] = len(prompts)
     if not prompts:
-        raise DataError(f"{source}: no prompt left (max_prompt_tokens is {max_prompt_tokens}): {describe(counts)}")
+        raise DataError(
+            f"{source}: no prompt left (max_prompt_tokens is {config.max_prompt_tokens}): {describe(counts)}"
+        )
     return prompts, counts
 
 
@@ -291,20 +365,3 @@ def batch(prompts: list[Prompt], *, step: int, size: int, seed: int) -> list[Pro
     order = list(range(len(prompts)))
     random.Random(seed_of("shuffle", seed, epoch)).shuffle(order)
     return [prompts[j] for j in order[i * size : (i + 1) * size]]
-
-
-def shared_queue(prompts: list[Prompt], store, name: str) -> Iterator[Prompt]:
-    """Yields the prompts that no other rank has taken from the queue `name` yet, until there are none.
-
-    `store` is the ranks' torch.distributed store: its add() is atomic. A name is good for one pass over the prompts.
-    """
-    while (taken := store.add(name, 1)) <= len(prompts):
-        yield prompts[taken - 1]
-
-
-if __name__ == "__main__":
-    import sys
-
-    from ada.prepare import main  # needs torch, which nothing else in this file does
-
-    main(sys.argv[1:])

@@ -1,8 +1,8 @@
 """The colocated vLLM engine: one per rank, in the trainer's process, streaming, asleep while the trainer works.
 
-    engine = Engine(folder, max_tokens=2048, max_prompt_tokens=1024, temperature=1.0)
+    engine = Engine(folder, config, max_prompt_tokens=1024, dtype=torch.bfloat16)
     engine.sync(trainer.named_weights())      # wakes it, too: its own weights are gone while it sleeps
-    engine.submit((row, index), prompt.tokens, seed)   ...   engine.poll()
+    engine.submit((prompt_id, index), prompt.tokens, seed)   ...   engine.poll()
     engine.sleep()                            # the GPU's memory is the trainer's
 
 Written for vLLM 0.32, whose in-process engine is used directly (`llm.llm_engine`), since only that lets requests
@@ -16,58 +16,57 @@ import random
 import warnings
 from collections.abc import Iterable
 from contextlib import contextmanager
+from dataclasses import dataclass
 
 import numpy as np
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM, GenerationConfig
 
+from ada import UserError, one_line, option
+from ada.sampler import Sample
+
+# vLLM takes 10 s to import, so it is imported when an engine is made. These it reads at import.
 os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"  # the engine's core in this process: weights go over by pointer
-os.environ.pop("VLLM_CPU_KVCACHE_SPACE", None)  # whole GiB; it would override CPU_KV_CACHE_BYTES
+os.environ.pop("VLLM_CPU_KVCACHE_SPACE", None)  # whole GiB; it would override --cpu_kv_cache_gib
 # On a CPU it warns at every sleep that it cannot sleep, and at import of what is deprecated in its own code.
 os.environ.setdefault("VLLM_LOGGING_LEVEL", "ERROR")
 logging.getLogger("vllm.triton_utils.importing").setLevel(logging.ERROR)
 warnings.filterwarnings("ignore", category=FutureWarning, module="vllm")
 
-import vllm  # noqa: E402
-from vllm.inputs.engine import tokens_input  # noqa: E402
-from vllm.sampling_params import RequestOutputKind, SamplingParams  # noqa: E402
-
-from ada import UserError, one_line  # noqa: E402
-
 CPU_HEAD_SIZES = (32, 64, 80, 96, 112, 128, 160, 192, 224, 256, 512)  # what vLLM's CPU attention can do
-CPU_KV_CACHE_BYTES = 256 << 20
 
-Key = tuple[int, int]  # (row, index)
+Key = tuple[int, int]  # (prompt_id, index)
+
+
+@dataclass
+class EngineConfig:
+    """Options of generation."""
+
+    temperature: float = option(1.0, "of sampling, and of the log-probs in the update", above=0)
+    max_response_tokens: int = option(32, "longer responses are cut and marked truncated", at_least=1)
+    max_concurrent: int = option(
+        256,
+        "responses that one engine generates side by side; with several ranks keep it below a rank's share of a step",
+        at_least=1,
+    )
+    gpu_memory_share: float = option(0.5, "of a GPU's memory, for vLLM's weights and KV cache", above=0, below=1)
+    cpu_kv_cache_gib: float = option(0.25, "KV cache without a GPU; at least what one response needs is taken", above=0)
 
 
 class EngineError(UserError):
     """The engine cannot run this model, or was asked for something in the wrong state."""
 
 
-def check_model(folder: str, max_model_len: int) -> None:
-    """Raise EngineError, in one line, where vLLM would fail late or at length."""
-    config = AutoConfig.from_pretrained(folder)
-    head_size = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
-    if not torch.cuda.is_available() and head_size not in CPU_HEAD_SIZES:
-        raise EngineError(f"{folder}: head size {head_size}: on a CPU, vLLM's attention takes only {CPU_HEAD_SIZES}")
-    if max_model_len > config.max_position_embeddings:
-        raise EngineError(
-            f"{folder} takes {config.max_position_embeddings} tokens, but max_prompt_tokens + max_response_tokens "
-            f"is {max_model_len}"
-        )
-
-
 class Engine:
     """vLLM with the temperature and the length limit fixed, one request per response.
 
+    top-p and top-k stay off: the trainer's log-probs are over the full vocabulary.
+
     Args:
         folder: a Hugging Face model folder (or hub name).
-        max_tokens: most new tokens of a response; longer ones are cut and marked truncated.
+        config: its max_concurrent is vLLM's max_num_seqs; more may be submitted, they queue.
         max_prompt_tokens: longest prompt that will be submitted.
-        temperature: of sampling. top-p and top-k stay off: the trainer's log-probs are over the full vocabulary.
-        capacity: responses generated side by side (vLLM's max_num_seqs); more may be submitted, they queue.
-        memory_share: share of the GPU's *total* memory for weights and KV cache. No meaning on a CPU.
-        dtype: of the weights, "float32" or "bfloat16".
+        dtype: of the weights.
         cut_at_context: if prompt and response exceed the model's context, cut responses there instead of refusing.
 
     Raises:
@@ -77,43 +76,42 @@ class Engine:
     def __init__(
         self,
         folder: str,
+        config: EngineConfig,
         *,
-        max_tokens: int,
         max_prompt_tokens: int,
-        temperature: float = 1.0,
-        capacity: int = 256,
-        memory_share: float = 0.5,
-        dtype: str = "float32",
+        dtype: torch.dtype = torch.float32,
         cut_at_context: bool = False,
     ):
-        max_model_len = max_prompt_tokens + max_tokens
+        model = AutoConfig.from_pretrained(folder)
+        max_model_len = max_prompt_tokens + config.max_response_tokens
         if cut_at_context:
-            context = AutoConfig.from_pretrained(folder).max_position_embeddings
-            max_model_len = max(min(max_model_len, context), max_prompt_tokens + 1)
-        check_model(folder, max_model_len)
-        self.capacity = capacity
-        self.max_tokens = max_tokens
-        self.temperature = temperature
+            max_model_len = max(min(max_model_len, model.max_position_embeddings), max_prompt_tokens + 1)
+        _check_model(folder, model, max_model_len)
+        self.capacity = config.max_concurrent
+        self.config = config
         self.asleep = False
         self._keys: dict[str, Key] = {}  # vLLM's request id -> ours
-        on_gpu = torch.cuda.is_available()
-        if on_gpu:
+        if torch.cuda.is_available():
             for variable in ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF"):
                 if "expandable_segments:True" in os.environ.get(variable, ""):
                     raise EngineError(f"{variable}: expandable_segments is not known to work with sleep mode: unset it")
-            placement = dict(gpu_memory_utilization=memory_share, enable_sleep_mode=True)
+            placement = dict(gpu_memory_utilization=config.gpu_memory_share, enable_sleep_mode=True)
         else:
             # Without CUDA graphs, without sleep (vLLM refuses the switch, though not the calls), and without cutting
             # a prompt's prefill in two, which loses track of a seeded request's noise.
-            placement = dict(kv_cache_memory_bytes=CPU_KV_CACHE_BYTES, enforce_eager=True, enable_chunked_prefill=False)
-            _skip_compilation_of_token_ranks()
+            cache_bytes = max(int(config.cpu_kv_cache_gib * 2**30), _kv_bytes(model, max_model_len, dtype))
+            placement = dict(kv_cache_memory_bytes=cache_bytes, enforce_eager=True, enable_chunked_prefill=False)
         with _process_state_kept():
+            import vllm
+
+            if not torch.cuda.is_available():
+                _skip_compilation_of_token_ranks()
             try:
                 self.llm = vllm.LLM(
                     model=folder,
-                    dtype=dtype,
+                    dtype=str(dtype).removeprefix("torch."),
                     max_model_len=max_model_len,
-                    max_num_seqs=capacity,
+                    max_num_seqs=config.max_concurrent,
                     max_num_batched_tokens=max(8192, max_model_len),
                     logprobs_mode="processed_logprobs",  # after the temperature, like the trainer's
                     distributed_executor_backend="external_launcher",  # torchrun's process group, one engine a rank
@@ -128,7 +126,7 @@ class Engine:
         self._core = self.llm.llm_engine
         self.tokenizer = self.llm.get_tokenizer()
         self.stop_token_ids = _stop_token_ids(folder, self.tokenizer)
-        self._weight_names = _weight_names(folder)
+        self._weight_names = _weight_names(model)
 
     def submit(self, key: Key, tokens: list[int], seed: int) -> None:
         """Queue one response to the prompt `tokens` [P]. A seed gives the same response whatever runs beside it.
@@ -136,12 +134,14 @@ class Engine:
         Raises:
             EngineError: the engine is asleep.
         """
-        if self.asleep:
-            raise EngineError("the engine is asleep: sync() first")
+        from vllm.inputs.engine import tokens_input
+        from vllm.sampling_params import RequestOutputKind, SamplingParams
+
+        self._refuse_asleep()
         request_id = f"{key[0]}/{key[1]}"
         params = SamplingParams(
-            temperature=self.temperature,
-            max_tokens=self.max_tokens,
+            temperature=self.config.temperature,
+            max_tokens=self.config.max_response_tokens,
             seed=seed,
             stop_token_ids=self.stop_token_ids,
             logprobs=0,  # of the sampled token alone
@@ -153,27 +153,27 @@ class Engine:
         self._core.add_request(request_id, tokens_input(tokens), params)
         self._keys[request_id] = key
 
-    def poll(self) -> list[tuple[Key, list[int], list[float], str, bool]]:
-        """One engine step: a token more for every running response.
+    def poll(self) -> list[Sample]:
+        """One engine step: a token more for every running response. Returns the finished ones, not yet graded.
 
-        Returns the finished ones as (key, tokens [T], logprobs [T], text, truncated); the stop token is in tokens.
+        Raises:
+            EngineError: the engine is asleep.
         """
-        if self.asleep:
-            raise EngineError("the engine is asleep: sync() first")
-        finished = [output for output in self._core.step() if output.finished]
+        self._refuse_asleep()
+        finished = [(output.request_id, output.outputs[0]) for output in self._core.step() if output.finished]
         if not finished:
             return []
-        completions = [output.outputs[0] for output in finished]
-        texts = self.tokenizer.batch_decode([list(c.token_ids) for c in completions], skip_special_tokens=True)
+        tokens = [list(completion.token_ids) for _, completion in finished]
+        texts = self.tokenizer.batch_decode(tokens, skip_special_tokens=True)
         return [
-            (
-                self._keys.pop(output.request_id),
-                list(completion.token_ids),
+            Sample(
+                *self._keys.pop(request_id),
+                ids,
                 list(completion.logprobs.logprobs),
                 text,
-                completion.finish_reason == "length",
+                truncated=completion.finish_reason == "length",
             )
-            for output, completion, text in zip(finished, completions, texts, strict=True)
+            for (request_id, completion), ids, text in zip(finished, tokens, texts, strict=True)
         ]
 
     def sleep(self) -> None:
@@ -222,9 +222,36 @@ class Engine:
         """Let go of vLLM without its destroying the process group, which is not its own."""
         self._core.engine_core._finalizer.detach()
 
+    def _refuse_asleep(self) -> None:
+        if self.asleep:
+            raise EngineError("the engine is asleep: sync() first")
+
     def _batch_in_flight(self) -> bool:
         # With async scheduling (GPUs) one more batch may be running after the last request has ended.
         return bool(self._core.engine_core.engine_core.batch_queue)
+
+
+def _check_model(folder: str, model, max_model_len: int) -> None:
+    """Raise EngineError, in one line, where vLLM would fail late or at length."""
+    if not torch.cuda.is_available() and _head_size(model) not in CPU_HEAD_SIZES:
+        raise EngineError(
+            f"{folder}: head size {_head_size(model)}: on a CPU, vLLM's attention takes only {CPU_HEAD_SIZES}"
+        )
+    if max_model_len > model.max_position_embeddings:
+        raise EngineError(
+            f"{folder} takes {model.max_position_embeddings} tokens, but max_prompt_tokens + max_response_tokens "
+            f"is {max_model_len}"
+        )
+
+
+def _head_size(model) -> int:
+    return getattr(model, "head_dim", None) or model.hidden_size // model.num_attention_heads
+
+
+def _kv_bytes(model, n_tokens: int, dtype: torch.dtype) -> int:
+    """Of keys and values of one sequence, in blocks of 128 tokens at most, and one block that vLLM keeps to itself."""
+    heads = getattr(model, "num_key_value_heads", None) or model.num_attention_heads
+    return 2 * model.num_hidden_layers * heads * _head_size(model) * dtype.itemsize * (n_tokens + 2 * 128)
 
 
 def _stop_token_ids(folder: str, tokenizer) -> list[int]:
@@ -237,11 +264,11 @@ def _stop_token_ids(folder: str, tokenizer) -> list[int]:
     return sorted({i for i in [*ids, tokenizer.eos_token_id] if i is not None})
 
 
-def _weight_names(folder: str) -> list[str]:
+def _weight_names(model) -> list[str]:
     """The Hugging Face names of all weights, a tied head among them."""
     with torch.device("meta"):  # no memory
-        model = AutoModelForCausalLM.from_config(AutoConfig.from_pretrained(folder))
-    return [name for name, _ in model.named_parameters(remove_duplicate=False)]
+        lm = AutoModelForCausalLM.from_config(model)
+    return [name for name, _ in lm.named_parameters(remove_duplicate=False)]
 
 
 def _skip_compilation_of_token_ranks() -> None:

@@ -1,31 +1,39 @@
 """Evaluation: Ave@k and the unbiased Pass@k, with the engine and grader of training (Table 1, Fig. 2 of the paper).
 
     python -m ada.eval --model Qwen/Qwen2.5-Math-1.5B out/my-run --data math500 minerva olympiadbench aime-like --k 32
-    torchrun --nproc_per_node=8 -m ada.eval ...                                  # on all GPUs
-    python -m ada.eval --model toy-demo/model --data toy-demo/test --plot        # the toy, half a minute
+    torchrun --nproc_per_node=8 -m ada.eval ...                                        # on all GPUs
+    python -m ada.eval --model out/toy-demo/model --data out/toy-demo/test.jsonl       # the toy, half a minute
 
-Every response and verdict is in out/eval/MODEL/ before anything is computed (ada/journal.py), so a killed evaluation
-goes on where it was, and one more model or benchmark costs only its own responses. The numbers go to table.md and
-results.json. Settings of the paper: k = 32, temperature 1.0, at most 4096 new tokens, or what a shorter context leaves.
+Every response and verdict is in out/eval/MODEL/ before anything is computed (ada/support/journal.py), so a killed
+evaluation goes on where it was, and one more model or benchmark costs only its own responses. The numbers go to
+table.md and results.json. Settings of the paper: k = 32, temperature 1.0, at most 4096 new tokens, or what a shorter
+context leaves.
 """
 
-import argparse
+from ada import UserError, option, run_command  # first: it sets the number of threads, which torch reads on import
+
+# isort: split
 import json
-import logging
 import os
 import socket
+import statistics
 import sys
 import time
 from collections.abc import Callable
+from dataclasses import dataclass, field
 from math import comb, sqrt
 from pathlib import Path
 
-import numpy as np
-
-from ada import UserError, run_command, toy
-from ada.data import describe, load_prompts, load_tokenizer, shared_queue
-from ada.journal import Journal, Parser, draw, fill, find_model, settings_of, short_name
-from ada.sampler import Pool, Prompt, Sample, by_row, seed_of
+from ada.data import DataConfig, describe, load_prompts, load_tokenizer
+from ada.engine import Engine, EngineConfig
+from ada.reward import Scorer
+from ada.sampler import Pool, Prompt, SamplingConfig, by_prompt, exit_fixed, sample_adaptively
+from ada.support import checkpoint
+from ada.support.files import digest
+from ada.support.journal import Journal
+from ada.support.metrics import SamplingBar, grading_failures, without_tokens
+from ada.support.options import parse_options
+from ada.support.ranks import Ranks, init_ranks
 
 BENCHMARKS = {  # name: Hugging Face data set, and its number of prompts in the paper
     "math500": ("weqweasdas/math500", 500),
@@ -38,6 +46,45 @@ MINERVA_NOTE = (
     "minerva is graded by math-verify like everything else; the paper's public code scores it by a function of its own "
     "(relative tolerance 1e-4), so its column is not comparable with the paper's to the digit."
 )
+
+
+@dataclass
+class DrawConfig(EngineConfig, DataConfig):
+    """Options of a command that draws k responses to each prompt of some data."""
+
+    k: int = option(32, "responses per prompt", at_least=1)
+    max_response_tokens: int = option(4096, "longer responses are cut and marked truncated", at_least=1)
+    max_prompt_tokens: int = option(2048, "longer prompts, in the chat template, are dropped and counted", at_least=1)
+    gpu_memory_share: float = option(0.85, "of each GPU's memory, for vLLM", above=0, below=1)
+    graders: int = option(1, "grading processes per rank", at_least=1)
+    seed: int = option(0, "everything random derives from it", at_least=0)
+    config: str = option("", "YAML file of options")
+
+
+@dataclass
+class EvalConfig(DrawConfig):
+    """Every option of python -m ada.eval."""
+
+    model: list[str] = field(default_factory=list, metadata={"help": "Hugging Face folders or names, or runs' folders"})
+    data: list[str] = field(
+        default_factory=list, metadata={"help": f"{', '.join(BENCHMARKS)}; files or Hugging Face data sets"}
+    )
+    greedy: bool = option(False, "temperature 0, k = 1")
+    out: str = option("out/eval", "folder for everything")
+
+    def check(self) -> None:
+        if self.greedy:
+            self.k, self.temperature = 1, 0.0
+        self.folders = [find_model(name) for name in self.model]
+        for which, names in (
+            ("--data", [label_of(name) for name in self.data]),
+            ("--model", [short_name(folder) for folder in self.folders]),
+        ):
+            if not names:
+                raise UserError(f"{which}: give at least one")
+            if len(set(names)) < len(names):
+                raise UserError(f"{which}: two of these have the same name in the table: {', '.join(names)}")
+
 
 # ----------------------------------------------------------------------------------------------------------------
 # Estimators
@@ -80,11 +127,13 @@ def curve(pools: list[Pool], k: int, chance: Callable[[int, int, int], float]) -
     return {str(i): sum(chance(len(pool.samples), pool.n_correct, i) for pool in pools) / len(pools) for i in powers(k)}
 
 
-def standard_error(values: list[float], seed: int, resamples: int = 1000) -> float:
-    """Of the values' mean, one value per problem: how it varies when problems are drawn anew (bootstrap)."""
-    rng = np.random.default_rng(seed_of("bootstrap", seed))
-    array = np.array(values)
-    return float(np.std([rng.choice(array, len(array)).mean() for _ in range(resamples)]))
+def standard_error(values: list[float]) -> float:
+    """Of the values' mean, one value per problem: how it varies when problems are drawn anew.
+
+    >>> standard_error([0.0, 0.0, 1.0, 1.0, 1.0])
+    0.2449489742783178
+    """
+    return statistics.stdev(values) / sqrt(len(values)) if len(values) > 1 else 0.0
 
 
 def combine(means: list[float], errors: list[float], weights: list[float]) -> tuple[float, float]:
@@ -108,43 +157,38 @@ def summarise_eval(pools: list[Pool], k: int) -> dict[str, float]:
     Entropy is the mean of -log p over the sampled tokens: unbiased, since each was drawn from its distribution.
     """
     samples = [sample for pool in pools for sample in pool.samples]
-    n_tokens = sum(len(sample.tokens) for sample in samples)
+    n_tokens = sum(sample.n_tokens for sample in samples)
     return {
         "eval/reward": sum(pool.mean for pool in pools) / len(pools),
         **{f"eval/pass@{i}": share for i, share in curve(pools, k, pass_at_k).items()},
         **{f"eval/all_right@{i}": share for i, share in curve(pools, k, all_right_at_k).items()},
-        "eval/entropy": -sum(sum(sample.logprobs) for sample in samples) / n_tokens,
+        "eval/entropy": -sum(sample.logprob_sum for sample in samples) / n_tokens,
         "eval/length": n_tokens / len(samples),
         "eval/truncated": sum(sample.truncated for sample in samples) / len(samples),
     }
 
 
-def evaluate(
-    engine,
-    scorer,
-    prompts: list[Prompt],
-    ranks,
-    *,
-    k: int,
-    seed: int,
-    step: int,
-    progress: Callable[[int, Sample], None] | None = None,
-) -> dict[str, float]:
-    """Draw and summarise; all ranks share one queue of prompts and get the same metrics. Empty without prompts."""
+def evaluate(engine, scorer, prompts: list[Prompt], ranks: Ranks, k: int, seed: int, *, step: int) -> dict[str, float]:
+    """k responses to each prompt, in numbers; all ranks share one queue and get the same. Empty without prompts."""
     if not prompts:
         return {}
     start = time.perf_counter()
-    queue = shared_queue(prompts, ranks.store, f"eval/{step}")
-    pools = draw(engine, scorer, queue, k=k, seed=seed, step=step, progress=progress)
-    pools = ranks.gather([pool.without_tokens() for pool in pools], by_row)
-    return {**summarise_eval(pools, k), "time/eval": time.perf_counter() - start}
+    queue = ranks.share(prompts, f"eval/{step}")
+    config = SamplingConfig(group_size=k, round_size=k, seed=seed)
+    with SamplingBar("evaluating", ranks) as progress:
+        pools = sample_adaptively(
+            engine, scorer, queue, config, exit_rule=exit_fixed, step=step, purpose="eval", progress=progress
+        )
+    pools = ranks.gather([without_tokens(pool) for pool in pools], by_prompt)
+    failures = grading_failures(scorer, ranks, prefix="eval/")
+    return {**summarise_eval(pools, k), **failures, "time/eval": time.perf_counter() - start}
 
 
 # ----------------------------------------------------------------------------------------------------------------
 # The table
 
 
-def result(model: str, data: str, pools: list[Pool], k: int, seed: int) -> dict:
+def result(model: str, data: str, pools: list[Pool], k: int) -> dict:
     """One model on one data set: a row of results.json. Shares, not percent; `error` is the one of `ave`."""
     samples = [sample for pool in pools for sample in pool.samples]
     return {
@@ -153,10 +197,10 @@ def result(model: str, data: str, pools: list[Pool], k: int, seed: int) -> dict:
         "prompts": len(pools),
         "k": k,
         "ave": sum(pool.mean for pool in pools) / len(pools),
-        "error": standard_error([pool.mean for pool in pools], seed),
+        "error": standard_error([pool.mean for pool in pools]),
         "pass": curve(pools, k, pass_at_k),
         "all_right": curve(pools, k, all_right_at_k),
-        "length": sum(len(sample.tokens) for sample in samples) / len(samples),
+        "length": sum(sample.n_tokens for sample in samples) / len(samples),
         "truncated": sum(sample.truncated for sample in samples) / len(samples),
     }
 
@@ -164,9 +208,18 @@ def result(model: str, data: str, pools: list[Pool], k: int, seed: int) -> dict:
 def tables(results: list[dict], title: str, notes: list[str]) -> str:
     """Table 1 as the paper prints it, with errors and the plain mean; Pass@k and lengths; notes. Markdown."""
     models = list(dict.fromkeys(r["model"] for r in results))
-    data = {r["data"]: r["prompts"] for r in results}
+    data = {
+        name: [r["prompts"] for r in results if r["data"] == name] for name in dict.fromkeys(r["data"] for r in results)
+    }
     percent = "{:.1f} ± {:.1f}".format
-    main = [["model", *(f"{name} ({n})" for name, n in data.items()), "mean", "weighted"]]
+    main = [
+        [
+            "model",
+            *(f"{name} ({', '.join(map(str, dict.fromkeys(n)))})" for name, n in data.items()),
+            "mean",
+            "weighted",
+        ]
+    ]
     for model in models:
         own = [r for r in results if r["model"] == model]
         columns = [r["ave"] for r in own], [r["error"] for r in own]
@@ -181,7 +234,7 @@ def tables(results: list[dict], title: str, notes: list[str]) -> str:
         more.append([r["model"], r["data"], *shown])
     return "\n\n".join(
         [
-            f"{title}, in %, ± one standard error (bootstrap over problems). `weighted`: by number of prompts, the "
+            f"{title}, in %, ± one standard error over problems. `weighted`: by number of prompts, the "
             "paper's average; `mean`: of the columns.",
             markdown(main),
             f"In %, but for `tok`, the mean length of a response. `all right`, `all wrong`: of {results[0]['k']}.",
@@ -200,53 +253,81 @@ def markdown(rows: list[list[str]]) -> str:
 
 
 # ----------------------------------------------------------------------------------------------------------------
-# python -m ada.eval
+# Drawing k responses to each prompt, on disk; scripts/prepare.py does the same
 
 
-def parse(arguments: list[str]) -> argparse.Namespace:
-    """Options; UserError says what is wrong with them."""
-    parser = Parser(prog="python -m ada.eval", k=32, max_tokens=4096, max_prompt_tokens=2048)
-    parser.add_argument("--model", nargs="+", required=True, help="Hugging Face folders or names, or runs' folders")
-    names = ", ".join(BENCHMARKS)
-    parser.add_argument("--data", nargs="+", required=True, help=f"{names}; files or Hugging Face data sets")
-    parser.add_argument("--split", help="of Hugging Face data sets")
-    parser.add_argument("--greedy", action="store_true", help="temperature 0, k = 1")
-    parser.add_argument("--plot", action="store_true", help="draw Pass@k, all right and all wrong against k")
-    parser.add_argument("--out", type=Path, default="out/eval", help="folder for everything (%(default)s)")
-    options = parser.parse_args(arguments)
-    if options.greedy:
-        options.k = 1
-    options.folders = [find_model(name) for name in options.model]
-    for option, names in (
-        ("--data", [label_of(name) for name in options.data]),
-        ("--model", [short_name(folder) for folder in options.folders]),
-    ):
-        if len(set(names)) < len(names):
-            raise UserError(f"{option}: two of these have the same name in the table: {', '.join(names)}")
-    return options
+def find_model(name: str) -> str:
+    """A folder or hub name: of a training run its newest checkpoint, else `name` itself."""
+    newest = checkpoint.newest(Path(name) / "checkpoints")
+    return str(newest / "hf") if newest else name
+
+
+def short_name(model: str) -> str:
+    """Of a model, for tables and folders: out/RUN/checkpoints/step-000080/hf is RUN/step-000080.
+
+    >>> short_name("out/toy-hard/checkpoints/step-000080/hf"), short_name("Qwen/Qwen2.5-Math-1.5B")
+    ('toy-hard/step-000080', 'Qwen/Qwen2.5-Math-1.5B')
+    """
+    parts = [part for part in Path(model).parts if part not in ("checkpoints", "hf")]
+    return "/".join(parts[-2:])
 
 
 def label_of(data: str) -> str:
     """A data set's name in tables and files.
 
-    >>> label_of("math500"), label_of("toy-demo/test"), label_of("some/where/aime24.jsonl")
-    ('math500', 'toy-demo/test', 'aime24')
+    >>> label_of("math500"), label_of("out/toy-demo/test.jsonl"), label_of("some/where/aime24.jsonl")
+    ('math500', 'test', 'aime24')
     """
     return Path(data).stem if Path(data).suffix in (".jsonl", ".json", ".parquet") else data
 
 
-def open_journals(folder: str, options: argparse.Namespace, ranks) -> tuple[list[Journal], list[str]]:
+def settings_of(folder: str, config: DrawConfig, purpose: str) -> dict:
+    """What a Journal is told about how its responses are drawn; a model folder counts as changed when its files are."""
+    files = [file for file in sorted(Path(folder).glob("*")) if file.suffix in (".safetensors", ".bin", ".json")]
+    stamps = [(file.name, file.stat().st_size, file.stat().st_mtime_ns) for file in files]
+    return {
+        "purpose": purpose,
+        "model": folder,
+        "files": digest(stamps) if files else "of the hub",
+        "k": config.k,
+        "temperature": config.temperature,
+        "max_response_tokens": config.max_response_tokens,
+        "seed": config.seed,
+    }
+
+
+def draw_missing(journals: list[Journal], folder: str, config: DrawConfig, ranks: Ranks) -> None:
+    """Draw all that is missing, with one engine. On all ranks; once per process (see start_again)."""
+    scorer = Scorer(config.graders)  # starts beside the engine
+    longest = max(len(prompt.tokens) for journal in journals for prompt in journal.prompts)
+    engine = Engine(folder, config, max_prompt_tokens=longest, dtype=ranks.compute_dtype, cut_at_context=True)
+    scorer.wait_until_ready()
+    for journal in journals:
+        if journal.missing:
+            if ranks.rank == 0:
+                print(f"{journal.path}: the first prompt is {journal.missing[0].text!r}", flush=True)
+            journal.draw_missing(engine, scorer, f"{short_name(folder)} on {journal.path.name}")
+    failed = {cause: n for cause, n in grading_failures(scorer, ranks).items() if n}
+    if failed and ranks.rank == 0:
+        print(f"wrong because grading failed: {failed}")
+    scorer.close()
+    engine.close()
+
+
+# ----------------------------------------------------------------------------------------------------------------
+# python -m ada.eval
+
+
+def open_journals(folder: str, config: EvalConfig, ranks: Ranks) -> tuple[list[Journal], list[str]]:
     """A journal per data set for one model, and what has to be said about them."""
     tokenizer = load_tokenizer(folder)
-    settings = settings_of(folder, options, purpose="eval", temperature=0.0 if options.greedy else 1.0)
+    settings = settings_of(folder, config, "eval")
     journals, notes = [], []
-    for data in options.data:
-        source, expected = BENCHMARKS.get(data, (toy.locate(data), None))
-        prompts, counts = load_prompts(
-            source, tokenizer, max_prompt_tokens=options.max_prompt_tokens, split=options.split
-        )
-        name = label_of(data).replace("/", "--") + ".greedy" * options.greedy
-        path = options.out / short_name(folder).replace("/", "--") / name
+    for data in config.data:
+        source, expected = BENCHMARKS.get(data, (data, None))
+        prompts, counts = load_prompts(source, tokenizer, config)
+        name = label_of(data).replace("/", "--") + ".greedy" * config.greedy
+        path = Path(config.out) / short_name(folder).replace("/", "--") / name
         journals.append(Journal(path, prompts, settings, ranks))
         if counts["kept"] < counts["read"] or expected not in (None, len(prompts)):
             paper = f"; the paper has {expected} prompts" if expected else ""
@@ -256,7 +337,7 @@ def open_journals(folder: str, options: argparse.Namespace, ranks) -> tuple[list
     return journals, notes
 
 
-def start_again(ranks, environment: dict[str, str]) -> None:
+def start_again(ranks: Ranks, environment: dict[str, str]) -> None:
     """Replace this process by the same command: vLLM's sleep mode allows one engine per process. All drawn is on disk.
 
     The launcher's store still holds this process group's keys, so the ranks meet at a store of their own.
@@ -271,46 +352,35 @@ def start_again(ranks, environment: dict[str, str]) -> None:
     os.execve(sys.executable, [sys.executable, "-m", "ada.eval", *sys.argv[1:]], environment)
 
 
-def report(results: list[dict], notes: list[str], options: argparse.Namespace) -> None:
-    """Print the tables, write them and the numbers, draw the plot."""
-    name = f"Ave@{options.k} at temperature 1.0" if not options.greedy else "Greedy accuracy"
-    text = tables(results, f"{name}, at most {options.max_tokens} new tokens", notes)
-    ending = ".greedy" * options.greedy
-    (options.out / f"table{ending}.md").write_text(text + "\n")
-    (options.out / f"results{ending}.json").write_text(json.dumps(results, indent=1) + "\n")
+def report(results: list[dict], notes: list[str], config: EvalConfig) -> None:
+    """Print the tables; write them and the numbers."""
+    name = "Greedy accuracy" if config.greedy else f"Ave@{config.k} at temperature {config.temperature}"
+    text = tables(results, f"{name}, at most {config.max_response_tokens} new tokens", notes)
+    ending, out = ".greedy" * config.greedy, Path(config.out)
+    (out / f"table{ending}.md").write_text(text + "\n")
+    (out / f"results{ending}.json").write_text(json.dumps(results, indent=1) + "\n")
     print(f"\n{text}\n")
-    if options.plot:
-        from ada.plot import plot_pass_at_k  # matplotlib is slow to import
-
-        plot_pass_at_k(results, options.out / f"pass_at_k{ending}.png")
-        print(f"plot  {options.out / f'pass_at_k{ending}.png'}")
 
 
 def main() -> None:
-    from ada.trainer import init_ranks
-
     environment = dict(os.environ)
-    options = parse(sys.argv[1:])
+    config = parse_options(EvalConfig, sys.argv[1:])
     ranks = init_ranks()
-    if ranks.rank > 0:
-        logging.getLogger("ada.data").setLevel(logging.ERROR)  # broken rows are reported once
-    folders = options.folders
-    opened = [open_journals(folder, options, ranks) for folder in folders]  # what is wrong shows before a long wait
+    opened = [open_journals(folder, config, ranks) for folder in config.folders]  # errors show before a long wait
     started = False
-    for folder, (journals, _) in zip(folders, opened, strict=True):
+    for folder, (journals, _) in zip(config.folders, opened, strict=True):
         if any(journal.missing for journal in journals):
             if started:
                 start_again(ranks, environment)
-            fill(journals, folder, options, ranks)
+            draw_missing(journals, folder, config, ranks)
             started = True
     results = [
-        result(short_name(folder), label_of(data), journal.pools(), options.k, options.seed)
-        for folder, (journals, _) in zip(folders, opened, strict=True)
-        for data, journal in zip(options.data, journals, strict=True)
+        result(short_name(folder), label_of(data), journal.pools(), config.k)
+        for folder, (journals, _) in zip(config.folders, opened, strict=True)
+        for data, journal in zip(config.data, journals, strict=True)
     ]
     if ranks.rank == 0:
-        notes = list(dict.fromkeys(note for _, notes in opened for note in notes))
-        report(results, notes, options)
+        report(results, list(dict.fromkeys(note for _, notes in opened for note in notes)), config)
 
 
 if __name__ == "__main__":

@@ -1,21 +1,21 @@
 """Reinforce-Ada: adaptive sampling, balanced downsampling, advantages (arXiv 2510.04996, Algorithm 1).
 
-GRPO draws a fixed n responses per prompt. Where all n are right, or all wrong, every advantage is zero and
-the prompt teaches nothing. Reinforce-Ada draws in rounds instead and stops a prompt once its pool holds enough
+GRPO draws a fixed number n of responses per prompt. Where all n are correct, or all incorrect, every advantage is zero
+and the prompt teaches nothing. Reinforce-Ada draws in rounds instead and stops a prompt once its pool holds enough
 signal; then it keeps a balanced group of n and measures it against the mean of the whole pool:
 
-    pools  = sample_adaptively(engine, scorer, prompts, exit_rule=exit_balance, n=4, round_size=8, max_rounds=4, ...)
-    groups = make_groups(pools, n=4, ...)              # one Group of n responses and advantages per mixed pool
+    pools  = sample_adaptively(engine, scorer, prompts, config, exit_rule=exit_balance, step=1)
+    groups = make_groups(pools, config, step=1)        # a Group of n responses with their advantages per mixed pool
 
 Three things hold throughout this file:
-  - Rewards are booleans: `correct` is what the verifier said. There is no threshold anywhere.
-  - Order never decides. A rule is asked only when a prompt's whole round is in, and what is kept is drawn from
-    samples sorted by order of submission. Otherwise short responses, which come back first, would be favoured.
-  - Every random draw has a seed of its own, computed from what it is for (`seed_of`), never from a shared
-    stream. So one rank or eight, resumed or not, the same prompt gets the same responses.
+  - Rewards are booleans: `correct` is the verifier's answer. There is no threshold anywhere.
+  - Order never decides. An exit rule is asked only when a prompt's round is complete, and what is kept is drawn from
+    responses sorted by order of submission. Otherwise short responses, which come back first, would be favoured.
+  - Every random draw has a seed of its own, computed from what it is for (`seed_of`), never from a shared stream.
+    So one rank or eight, resumed or not, the same prompt gets the same responses.
 
-No torch and no vLLM in here: `engine` and `scorer` are whatever offers submit and poll (ada/engine.py,
-ada/reward.py, or the scripted ones in tests/test_sampler.py).
+No torch and no vLLM in here: `Engine` and `Scorer` below say all that the sampler asks of ada/engine.py and
+ada/reward.py, and the tests run it on scripted ones.
 """
 
 import hashlib
@@ -23,16 +23,38 @@ import math
 import random
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, replace
+from typing import Literal, Protocol
+
+from ada import option
 
 # ----------------------------------------------------------------------------------------------------------------
-# Records
+# Options and records
+
+
+@dataclass
+class SamplingConfig:
+    """Options of sampling and grouping (Algorithm 1)."""
+
+    sampler: str = option(
+        "balance",
+        "when a prompt may stop: grpo after one round, pos with one correct response, balance with half and half; or "
+        "MODULE:FUNCTION, an exit rule or a whole sampler of your own, as in experiments/baselines.py",
+    )
+    group_size: int = option(4, "n: responses per prompt in the update", at_least=2)
+    round_size: int = option(8, "responses per prompt and round (grpo draws group_size)", at_least=1)
+    max_rounds: int = option(4, "rounds per prompt at most (grpo: one)", at_least=1)
+    prompts_per_step: int = option(128, "prompts per iteration, over all ranks", at_least=1)
+    baseline: Literal["global", "group"] = option("global", "mean that advantages are measured against: pool or group")
+    normalize_std: bool = option(False, "divide advantages by the standard deviation, as GRPO does (Eq. 2)")
+    keep_zero_variance: bool = option(False, "keep zero-variance groups: no gradient, but they count in the token mean")
+    seed: int = option(0, "everything random derives from it", at_least=0)
 
 
 @dataclass(slots=True)
 class Prompt:
-    """One row of the data. `row` is unique in a batch, even where two rows have the same text."""
+    """One problem of the data. `prompt_id` is unique in a batch, even where two problems have the same text."""
 
-    row: int
+    prompt_id: int
     text: str  # after the chat template
     tokens: list[int]
     gold: object  # what the verifier compares with
@@ -41,61 +63,50 @@ class Prompt:
 
 @dataclass(slots=True)
 class Sample:
-    """One response to one prompt, with its verdict."""
+    """One response to one prompt: made by the engine, given its verdict by the scorer, learnt from by the trainer."""
 
-    row: int  # the prompt's
+    prompt_id: int
     index: int  # order of submission within the prompt, from 0
-    tokens: list[int]  # [T], the stop token included
-    logprobs: list[float]  # [T], the engine's, nats, of each token at the sampling temperature
+    tokens: list[int]  # [T], the stop token included; emptied where only the numbers below are needed
+    logprobs: list[float]  # [T], the engine's, nats, of each token at the sampling temperature; emptied likewise
     text: str
     truncated: bool  # cut by the length limit rather than ended by the model
-    correct: bool = False  # False until the verifier has spoken
+    correct: bool = False  # set when the verdict comes in
+    n_tokens: int | None = None  # T
+    logprob_sum: float | None = None  # nats
+
+    def __post_init__(self):
+        if self.n_tokens is None:
+            self.n_tokens, self.logprob_sum = len(self.tokens), sum(self.logprobs)
 
 
 @dataclass(slots=True)
 class Pool:
-    """All responses of one prompt in one iteration: S_x of Algorithm 1."""
+    """All responses to one prompt in one iteration: S_x of Algorithm 1."""
 
     prompt: Prompt
     samples: list[Sample] = field(default_factory=list)  # sorted by index
     rounds: int = 0  # completed ones
-    resolved: bool = False  # did the exit rule hold, or did the rounds run out?
-    pilot: list[Sample] = field(default_factory=list)  # of two-stage allocation: drawn, counted, not learnt from
-    surplus: bool = False  # of passive filtering: the batch was full without it
+    resolved: bool = False  # True: the exit rule held; False: the rounds ran out
+    unused: list[Sample] = field(default_factory=list)  # drawn for another purpose: they cost, but aren't learnt from
 
     @property
     def n_correct(self) -> int:
         return sum(sample.correct for sample in self.samples)
 
     @property
-    def n_wrong(self) -> int:
+    def n_incorrect(self) -> int:
         return len(self.samples) - self.n_correct
 
     @property
     def mean(self) -> float:
-        """Share of right responses: the global baseline of Algorithm 1, line 3."""
+        """Share of correct responses: the global baseline of Algorithm 1, line 3."""
         return self.n_correct / len(self.samples)
 
     @property
-    def uniform(self) -> bool:
-        """All right or all wrong: nothing to learn from."""
+    def zero_variance(self) -> bool:
+        """All correct or all incorrect: nothing to learn from."""
         return self.n_correct in (0, len(self.samples))
-
-    def first_rounds(self, count: int) -> list[Sample]:
-        """The samples of the first `count` rounds, or of all if there were fewer.
-
-        Those of the first were drawn before any exit rule was asked: they are independent, their mean is unbiased.
-        """
-        return self.samples[: count * len(self.samples) // self.rounds]
-
-    def without_tokens(self) -> "Pool":
-        """A copy for the metrics of other ranks: verdicts, lengths and summed log-probs, no tokens and no text."""
-
-        def light(samples: list[Sample]) -> list[Sample]:
-            return [replace(s, tokens=range(len(s.tokens)), logprobs=[sum(s.logprobs)], text="") for s in samples]
-
-        prompt = replace(self.prompt, text="", tokens=[], problem="")
-        return replace(self, prompt=prompt, samples=light(self.samples), pilot=light(self.pilot))
 
 
 @dataclass(slots=True)
@@ -107,9 +118,9 @@ class Group:
     advantages: list[float]
 
 
-def by_row(item: Pool | Group) -> int:
+def by_prompt(item: Pool | Group) -> int:
     """The order of everything that is reported or shuffled: it must not depend on who was first."""
-    return item.prompt.row
+    return item.prompt.prompt_id
 
 
 # ----------------------------------------------------------------------------------------------------------------
@@ -124,24 +135,36 @@ def exit_fixed(pool: Pool, n: int) -> bool:
 
 
 def exit_pos(pool: Pool, n: int) -> bool:
-    """Reinforce-Ada-pos: at least one right response.
+    """Reinforce-Ada-pos: at least one correct response.
 
-    It asks nothing of the wrong ones: a pool that is all right resolves at once, and gives no group.
+    It asks nothing of the incorrect ones: a pool that is all correct resolves at once, and gives no group.
     """
     return pool.n_correct >= 1
 
 
 def exit_balance(pool: Pool, n: int) -> bool:
-    """Reinforce-Ada-balance: enough of both kinds for a balanced group, n//2 right and the other n - n//2 wrong."""
-    return pool.n_correct >= n // 2 and pool.n_wrong >= n - n // 2
+    """Reinforce-Ada-balance: enough of both for a balanced group, n//2 correct and the other n - n//2 incorrect."""
+    return pool.n_correct >= n // 2 and pool.n_incorrect >= n - n // 2
 
 
 # ----------------------------------------------------------------------------------------------------------------
 # Adaptive sampling (Algorithm 1, lines 1 and 2)
 
 
+class Engine(Protocol):
+    capacity: int  # responses generated side by side; more may be submitted, they queue
+
+    def submit(self, key: tuple[int, int], tokens: list[int], seed: int) -> None: ...
+    def poll(self) -> list[Sample]: ...  # one step of generation; what it finished, not yet graded
+
+
+class Scorer(Protocol):
+    def submit(self, key, response: str, gold) -> None: ...
+    def poll(self, timeout: float | None) -> list[tuple]: ...  # (key, correct), in any order; None: wait for one
+
+
 def seed_of(*parts) -> int:
-    """A 63-bit seed from what a draw is for, e.g. seed_of("train", seed, step, row, index).
+    """A 63-bit seed from what a draw is for, e.g. seed_of("train", seed, step, prompt_id, index).
 
     Equal parts give equal seeds on every machine and in every process (Python's own hash() would not).
     """
@@ -149,15 +172,12 @@ def seed_of(*parts) -> int:
 
 
 def sample_adaptively(
-    engine,
-    scorer,
+    engine: Engine,
+    scorer: Scorer,
     prompts: Iterable[Prompt],
+    config: SamplingConfig,
     *,
     exit_rule: ExitRule,
-    n: int,
-    round_size: int,
-    max_rounds: int,
-    seed: int,
     step: int,
     purpose: str = "train",
     progress: Callable[[int, Sample], None] | None = None,
@@ -169,87 +189,110 @@ def sample_adaptively(
     pools are distributed as in Algorithm 1, whose rounds all prompts take in step; here no prompt holds up another.
 
     Args:
-        engine: `capacity`, `submit(key, tokens, seed)`, `poll() -> [(key, tokens, logprobs, text, truncated)]`.
-        scorer: `submit(key, response, gold)`, `poll(timeout) -> [(key, correct)]`. A key is (row, index).
         prompts: any iterator. It is pulled only while the engine has room, so several ranks may share one queue.
+        config: its group_size, round_size, max_rounds and seed.
         exit_rule: asked with (pool, n) after each complete round of a prompt, never in the middle of one.
-        seed, step, purpose: what the seed of each response is computed from, beside its key.
+        step, purpose: with the seed and the request's key, what the seed of each response is computed from.
         progress: called with (number of active prompts, sample) whenever a response has been graded.
 
     Returns:
-        One pool per prompt, sorted by row.
+        One pool per prompt, sorted by prompt_id.
 
     Raises:
-        ValueError: if two prompts have the same row.
+        ValueError: two prompts have the same prompt_id.
     """
     prompts = iter(prompts)
     pools: dict[int, Pool] = {}
-    round_so_far: dict[int, list[Sample]] = {}  # graded samples of the current round; its keys are the active rows
+    current_round: dict[int, list[Sample]] = {}  # graded samples of each active prompt's unfinished round
     ungraded: dict[tuple[int, int], Sample] = {}
-    n_in_flight = 0  # responses that the engine owes us
+    n_in_flight = 0  # responses that the engine is still to return
 
     def submit_round(pool: Pool) -> None:
         nonlocal n_in_flight
-        row, drawn = pool.prompt.row, len(pool.samples)
-        round_so_far[row] = []
-        for index in range(drawn, drawn + round_size):
-            engine.submit((row, index), pool.prompt.tokens, seed_of(purpose, seed, step, row, index))
-        n_in_flight += round_size
+        prompt, n_drawn = pool.prompt, len(pool.samples)
+        current_round[prompt.prompt_id] = []
+        for index in range(n_drawn, n_drawn + config.round_size):
+            key = (prompt.prompt_id, index)
+            engine.submit(key, prompt.tokens, seed_of(purpose, config.seed, step, *key))
+        n_in_flight += config.round_size
 
     def finish_round(pool: Pool) -> None:
-        pool.samples += sorted(round_so_far.pop(pool.prompt.row), key=lambda sample: sample.index)
+        pool.samples += sorted(current_round.pop(pool.prompt.prompt_id), key=lambda sample: sample.index)
         pool.rounds += 1
-        pool.resolved = exit_rule(pool, n)
-        if not pool.resolved and pool.rounds < max_rounds:
+        pool.resolved = exit_rule(pool, config.group_size)
+        if not pool.resolved and pool.rounds < config.max_rounds:
             submit_round(pool)
 
     while True:
         # New prompts, as long as the engine has room for them.
         while n_in_flight < engine.capacity and (prompt := next(prompts, None)) is not None:
-            if prompt.row in pools:
-                raise ValueError(f"row {prompt.row} occurs twice in a batch")
-            pools[prompt.row] = Pool(prompt)
-            submit_round(pools[prompt.row])
+            if prompt.prompt_id in pools:
+                raise ValueError(f"prompt {prompt.prompt_id} occurs twice in a batch")
+            pools[prompt.prompt_id] = Pool(prompt)
+            submit_round(pools[prompt.prompt_id])
         if not n_in_flight and not ungraded:
             break
 
         # One step of the engine; what it finished goes to the graders, which are other processes.
-        for (row, index), tokens, logprobs, text, truncated in engine.poll() if n_in_flight else []:
+        for sample in engine.poll() if n_in_flight else []:
             n_in_flight -= 1
-            ungraded[row, index] = Sample(row, index, tokens, logprobs, text, truncated)
-            scorer.submit((row, index), text, pools[row].prompt.gold)
+            key = (sample.prompt_id, sample.index)
+            ungraded[key] = sample
+            scorer.submit(key, sample.text, pools[sample.prompt_id].prompt.gold)
 
         # Verdicts, in any order. Wait for them only when there is nothing to generate.
         for key, correct in scorer.poll(timeout=0 if n_in_flight else None):
             sample = ungraded.pop(key)
             sample.correct = correct
-            round_so_far[sample.row].append(sample)
+            current_round[sample.prompt_id].append(sample)
             if progress:
-                progress(len(round_so_far), sample)
-            if len(round_so_far[sample.row]) == round_size:
-                finish_round(pools[sample.row])
+                progress(len(current_round), sample)
+            if len(current_round[sample.prompt_id]) == config.round_size:
+                finish_round(pools[sample.prompt_id])
 
-    return sorted(pools.values(), key=by_row)
+    return sorted(pools.values(), key=by_prompt)
 
+
+def adaptive(exit_rule: ExitRule) -> Callable[..., list[Pool]]:
+    """The sampler with this exit rule. A sampler is what --sampler names: it draws one iteration's pools.
+
+    It gets the whole batch on every rank, and returns the pools of those prompts that this rank took from the queue.
+    `train_prompts` are all prompts of the data, for samplers that draw others than the batch's.
+    """
+
+    def sampler(engine, scorer, prompts, config, *, step, ranks, train_prompts=(), progress=None) -> list[Pool]:
+        queue = ranks.share(prompts, f"train/{step}")
+        return sample_adaptively(engine, scorer, queue, config, exit_rule=exit_rule, step=step, progress=progress)
+
+    return sampler
+
+
+def grpo(engine, scorer, prompts, config: SamplingConfig, **context) -> list[Pool]:
+    """The baseline: one round of n, and no more."""
+    one_round = replace(config, round_size=config.group_size)
+    return adaptive(exit_fixed)(engine, scorer, prompts, one_round, **context)
+
+
+SAMPLERS = {"grpo": grpo, "pos": adaptive(exit_pos), "balance": adaptive(exit_balance)}
 
 # ----------------------------------------------------------------------------------------------------------------
 # Groups (Algorithm 1, line 3)
 
 
 def downsample(pool: Pool, n: int, rng: random.Random) -> list[Sample]:
-    """n samples of the pool: n//2 right and n - n//2 wrong, where one side is short filled from the other.
+    """n samples of the pool: n//2 correct and n - n//2 incorrect, where one side is short filled from the other.
 
     Which ones of a side is up to `rng`, not to the order of arrival. Sorted by index; all of a pool of n or fewer.
 
-    >>> pool = Pool(None, [Sample(0, i, [], [], "", False, correct=i < 1) for i in range(8)])   # 1 right, 7 wrong
+    >>> pool = Pool(None, [Sample(0, i, [], [], "", False, correct=i < 1) for i in range(8)])   # 1 correct of 8
     >>> [sample.correct for sample in downsample(pool, 4, random.Random(0))]
     [True, False, False, False]
     """
-    right = [sample for sample in pool.samples if sample.correct]
-    wrong = [sample for sample in pool.samples if not sample.correct]
-    n_right = min(len(right), max(n // 2, n - len(wrong)))
-    n_wrong = min(len(wrong), n - n_right)
-    return sorted(rng.sample(right, n_right) + rng.sample(wrong, n_wrong), key=lambda sample: sample.index)
+    correct = [sample for sample in pool.samples if sample.correct]
+    incorrect = [sample for sample in pool.samples if not sample.correct]
+    n_correct = min(len(correct), max(n // 2, n - len(incorrect)))
+    n_incorrect = min(len(incorrect), n - n_correct)
+    return sorted(rng.sample(correct, n_correct) + rng.sample(incorrect, n_incorrect), key=lambda sample: sample.index)
 
 
 def advantages(
@@ -259,7 +302,7 @@ def advantages(
 
     `baseline`: "global" takes the mean of the whole pool, "group" that of the kept responses (GRPO, Eq. 2).
     `normalize_std` divides by the standard deviation of the same responses, as GRPO does. The paper leaves it
-    out: over a pool with 1 right response in 512 it multiplies the advantage by 22.6.
+    out: over a pool with 1 correct response in 512 it multiplies the advantage by 22.6.
 
     >>> pool = Pool(None, [Sample(0, i, [], [], "", False, correct=i < 2) for i in range(8)])   # mean 2/8
     >>> advantages(pool.samples[1:3], pool)
@@ -274,71 +317,19 @@ def advantages(
     return [(sample.correct - mean) * scale for sample in group]
 
 
-def make_groups(
-    pools: list[Pool],
-    *,
-    n: int,
-    seed: int,
-    step: int,
-    baseline: str = "global",
-    normalize_std: bool = False,
-    keep_uniform: bool = False,
-) -> list[Group]:
+def make_groups(pools: list[Pool], config: SamplingConfig, *, step: int) -> list[Group]:
     """The batch of the update: a balanced group of n per pool.
 
-    A uniform pool gives no group unless `keep_uniform`. Its advantages are all zero, so it adds nothing to the
-    gradient, yet its tokens would count in the token mean of Eq. 3 (the paper's code counts them). Leaving it
-    out makes the effective step larger the more pools are uniform.
+    A zero-variance pool gives no group unless `keep_zero_variance`. Its advantages are all zero, so it adds nothing to
+    the gradient, yet its tokens would count in the token mean of Eq. 3 (the paper's code counts them). Leaving it out
+    makes the effective step larger the more such pools there are.
     """
     groups = []
     for pool in pools:
-        if pool.surplus or (pool.uniform and not keep_uniform):
+        if pool.zero_variance and not config.keep_zero_variance:
             continue
-        rng = random.Random(seed_of("downsample", seed, step, pool.prompt.row))
-        kept = downsample(pool, n, rng)
-        groups.append(Group(pool.prompt, kept, advantages(kept, pool, baseline=baseline, normalize_std=normalize_std)))
+        rng = random.Random(seed_of("downsample", config.seed, step, pool.prompt.prompt_id))
+        kept = downsample(pool, config.group_size, rng)
+        own = advantages(kept, pool, baseline=config.baseline, normalize_std=config.normalize_std)
+        groups.append(Group(pool.prompt, kept, own))
     return groups
-
-
-# ----------------------------------------------------------------------------------------------------------------
-# Metrics
-
-
-def summarise(pools: list[Pool], groups: list[Group], n: int) -> dict[str, float | None]:
-    """What one iteration's sampling looked like. Pure; shares and means are over prompts unless said otherwise.
-
-    The three rewards differ on purpose. `first_round` is the policy's: independent draws, no rule asked yet. (In
-    small batches passive filtering biases it a little, drawing more prompts where many are uniform.)
-    Stopping biases the mean of the `pool` (pos upwards, balance towards 1/2), and that of the `kept` responses
-    sits near 1/2 in balance mode whatever the policy does.
-    """
-
-    def share(condition: Callable[[Pool], bool]) -> float:
-        return sum(map(condition, pools)) / len(pools)
-
-    def mean(values: list[float]) -> float | None:
-        return sum(values) / len(values) if values else None  # no groups, nothing kept
-
-    first_rounds = [sample for pool in pools for sample in pool.first_rounds(1)]
-    drawn = [sample for pool in pools for sample in pool.pilot + pool.samples]
-    return {
-        "reward/first_round": mean([sample.correct for sample in first_rounds]),
-        "reward/pool": mean([pool.mean for pool in pools]),
-        "reward/kept": mean([sample.correct for group in groups for sample in group.samples]),
-        "sampling/samples": len(drawn),
-        "sampling/tokens": sum(len(sample.tokens) for sample in drawn),
-        # what GRPO would have lost: the first n responses agree
-        "sampling/uniform_at_n": share(lambda pool: len({sample.correct for sample in pool.samples[:n]}) == 1),
-        "sampling/uniform_after": share(lambda pool: pool.uniform),
-        # Fig. 5: prompts still active after the last round, by what they lacked
-        "sampling/unresolved_no_right": share(lambda pool: not pool.resolved and pool.n_correct < max(1, n // 2)),
-        "sampling/unresolved_no_wrong": share(lambda pool: not pool.resolved and pool.n_wrong < n - n // 2),
-        # of right ones as many as balance wants, and whatever the rule wants, by then
-        "sampling/right_in_two_rounds": share(
-            lambda pool: sum(sample.correct for sample in pool.first_rounds(2)) >= max(1, n // 2)
-        ),
-        "sampling/resolved_in_two_rounds": share(lambda pool: pool.resolved and pool.rounds <= 2),
-        "update/groups": len(groups),
-        "response/length": mean([len(sample.tokens) for sample in first_rounds]),  # tok
-        "response/truncated": mean([sample.truncated for sample in first_rounds]),
-    }

@@ -1,7 +1,7 @@
 """The update: FSDP2, log-probs in chunks, the clipped objective (Eq. 3), AdamW.
 
-    trainer = Trainer(folder, ranks, lr=1e-6)
-    metrics = trainer.update(groups, seed=seed, step=step, n_updates=4)     # groups: those of *all* ranks
+    trainer = Trainer(folder, ranks, config)
+    metrics = trainer.update(groups, step=step)     # groups: those of *all* ranks
     engine.sync(trainer.named_weights())
 
 What keeps it exact:
@@ -13,76 +13,50 @@ What keeps it exact:
   - Weights, gradients and optimiser state are fp32; on a GPU the forward and backward run in bf16. A step of
     1e-6 would be lost in bf16 weights.
 
-Shapes: B rows, T tokens of a row with its padding, N response tokens of a micro-batch, H hidden, V vocabulary.
+Shapes: B sequences, T tokens of one with its padding, N response tokens of a micro-batch, H hidden, V vocabulary.
 """
 
-import os
 import random
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 import torch
-import torch.distributed as dist
 import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.distributed.device_mesh import init_device_mesh
-from torch.distributed.fsdp import CPUOffloadPolicy, MixedPrecisionPolicy, OffloadPolicy, fully_shard
+from torch.distributed.fsdp import CPUOffloadPolicy, FSDPModule, MixedPrecisionPolicy, OffloadPolicy, fully_shard
 from torch.utils.checkpoint import checkpoint
 from transformers import AutoModelForCausalLM
 
-from ada import UserError
-from ada.sampler import Group, seed_of
+from ada import UserError, option
+from ada.engine import EngineConfig
+from ada.sampler import Group, SamplingConfig, seed_of
+from ada.support.ranks import Ranks
 
 CHUNK_ELEMENTS = 1 << 26  # of a chunk's logits, 256 MiB in fp32; about four copies exist at once
 
-# ----------------------------------------------------------------------------------------------------------------
-# Ranks
-
 
 @dataclass
-class Ranks:
-    """This process among the others."""
+class TrainerConfig(SamplingConfig, EngineConfig):
+    """Options of the update (Eq. 3), which must know how its responses were sampled."""
 
-    rank: int
-    world_size: int
-    device: torch.device
-    store: dist.Store  # shared memory of the ranks; its atomic add makes the prompt queue
-
-    @property
-    def compute_dtype(self) -> torch.dtype:
-        """Of forward and backward, of the engine and of exported models."""
-        return torch.bfloat16 if self.device.type == "cuda" else torch.float32
-
-    def gather(self, items: list, key: Callable | None = None) -> list:
-        """Everybody's items in one list, the same on every rank: in order of rank, or sorted by `key`."""
-        lists = [items]
-        if self.world_size > 1:
-            lists = [None] * self.world_size
-            dist.all_gather_object(lists, items)
-        everybody = [item for items in lists for item in items]
-        return sorted(everybody, key=key) if key else everybody
-
-    def barrier(self) -> None:
-        if self.world_size > 1:
-            self.gather([None])
-
-
-def init_ranks() -> Ranks:
-    """Join torchrun's ranks; a plain `python train.py` is one rank of one. gloo on CPUs, NCCL between GPUs."""
-    if "RANK" in os.environ:
-        store, rank, world_size = next(dist.rendezvous("env://"))
-    else:
-        # vLLM's external launcher reads these
-        os.environ.update(RANK="0", LOCAL_RANK="0", WORLD_SIZE="1", MASTER_ADDR="localhost", MASTER_PORT="0")
-        store, rank, world_size = dist.HashStore(), 0, 1
-    if torch.cuda.is_available():
-        device = torch.device("cuda", int(os.environ["LOCAL_RANK"]))
-        torch.cuda.set_device(device)
-        backend = "cpu:gloo,cuda:nccl"
-    else:
-        device, backend = torch.device("cpu"), "gloo"
-    dist.init_process_group(backend, store=store, rank=rank, world_size=world_size)
-    return Ranks(rank, world_size, device, store)
+    updates_per_step: int = option(1, "mini-batches, hence optimiser steps, per iteration", at_least=1)
+    lr: float = option(5e-4, "learning rate, constant after the warm-up", at_least=0)
+    warmup_steps: int = option(10, "iterations of linear warm-up, counted where there was an update", at_least=0)
+    weight_decay: float = option(0.0, "of AdamW", at_least=0)
+    max_grad_norm: float = option(1.0, "gradients are clipped to this global norm", above=0)
+    clip_low: float = option(0.2, "clip of the ratio from below", at_least=0, below=1)
+    clip_high: float = option(0.28, "clip of the ratio from above", at_least=0)
+    entropy_coef: float = option(0.0, "weight of the entropy bonus; paper 1e-4, its released script 0", at_least=0)
+    importance_cap: float = option(
+        2.0, "each token's weight is its trainer/engine probability ratio, at most this; 0 = no weights", at_least=0
+    )
+    drop_truncated: bool = option(False, "leave truncated responses out of the update")
+    micro_batch_tokens: int = option(
+        16384, "tokens, padding included, per forward; a longer one goes alone", at_least=1
+    )
+    activation_checkpointing: bool = option(False, "recompute layers in the backward: less memory, more time")
+    cpu_offload: bool = option(False, "weights and optimiser state in host memory; set OMP_NUM_THREADS, too")
 
 
 # ----------------------------------------------------------------------------------------------------------------
@@ -90,8 +64,8 @@ def init_ranks() -> Ranks:
 
 
 @dataclass
-class Row:
-    """One response of a group, as the update sees it."""
+class Sequence:
+    """A prompt with one response of its group, as the update sees it."""
 
     tokens: list[int]  # prompt and response
     n_prompt: int
@@ -101,13 +75,13 @@ class Row:
 
 @dataclass
 class MicroBatch:
-    """Rows side by side, padded on the right.
+    """Sequences side by side, padded on the right.
 
         tokens       p0 p1 r0 r1 r2        is_response   0  0  1  1  1
                      p0 p1 p2 r0 --                      0  0  0  1  0
 
-    Nothing masks the padding in the attention: a causal model never looks to the right, so a row's log-probs are
-    those of the row alone. Quantities of response tokens are flat, [N], row after row.
+    Nothing masks the padding in the attention: a causal model never looks to the right, so a sequence's log-probs are
+    those of the sequence alone. Quantities of response tokens are flat, [N], one sequence after the other.
     """
 
     tokens_BT: Tensor
@@ -117,54 +91,54 @@ class MicroBatch:
     old_logprobs_N: Tensor | None = None  # None: this update is the first since sampling, old is what it computes
 
 
-def rows_of(groups: list[Group], *, drop_truncated: bool = False) -> list[Row]:
+def sequences_of(groups: list[Group], *, drop_truncated: bool = False) -> list[Sequence]:
     """All responses of the groups. Truncated ones stay (as the paper has it), or go from loss and token count alike."""
     return [
-        Row(group.prompt.tokens + sample.tokens, len(group.prompt.tokens), sample.logprobs, advantage)
+        Sequence(group.prompt.tokens + sample.tokens, len(group.prompt.tokens), sample.logprobs, advantage)
         for group in groups
         for sample, advantage in zip(group.samples, group.advantages, strict=True)
         if not (drop_truncated and sample.truncated)
     ]
 
 
-def deal(rows: list[Row], world_size: int) -> list[list[Row]]:
-    """Rows for each rank: longest first, each to the rank that has the fewest tokens so far."""
+def spread_over_ranks(sequences: list[Sequence], world_size: int) -> list[list[Sequence]]:
+    """Sequences for each rank: longest first, each to the rank that has the fewest tokens so far."""
     shares, loads = [[] for _ in range(world_size)], [0] * world_size
-    for row in sorted(rows, key=lambda row: -len(row.tokens)):
+    for sequence in sorted(sequences, key=lambda sequence: -len(sequence.tokens)):
         lightest = loads.index(min(loads))
-        shares[lightest].append(row)
-        loads[lightest] += len(row.tokens)
+        shares[lightest].append(sequence)
+        loads[lightest] += len(sequence.tokens)
     return shares
 
 
-def cut(rows: list[Row], max_tokens: int) -> list[list[Row]]:
-    """Rows, longest first, into micro-batches of at most `max_tokens` tokens, at most a tenth of them padding.
+def pack(sequences: list[Sequence], max_tokens: int) -> list[list[Sequence]]:
+    """Sequences, longest first, into micro-batches of at most `max_tokens` tokens, at most a tenth of them padding.
 
-    A row that is longer than that goes alone.
+    A sequence that is longer than that goes alone.
     """
     batches, n_tokens = [], 0  # n_tokens: of the last micro-batch, without padding
-    for row in rows:
-        n_tokens += len(row.tokens)
-        padded = len(batches[-1][0].tokens) * (len(batches[-1]) + 1) if batches else 0  # if this row joined it
+    for sequence in sequences:
+        n_tokens += len(sequence.tokens)
+        padded = len(batches[-1][0].tokens) * (len(batches[-1]) + 1) if batches else 0  # if this one joined it
         if batches and padded <= max_tokens and n_tokens >= 0.9 * padded:
-            batches[-1].append(row)
+            batches[-1].append(sequence)
         else:
-            batches.append([row])
-            n_tokens = len(row.tokens)
+            batches.append([sequence])
+            n_tokens = len(sequence.tokens)
     return batches
 
 
-def collate(rows: list[Row], device: torch.device) -> MicroBatch:
-    """Pad and flatten. Without rows, N = 0: for a rank that only has to take part in the others' collectives."""
-    rows = rows or [Row(tokens=[0, 0], n_prompt=2, engine_logprobs=[], advantage=0.0)]
-    longest = max(len(row.tokens) for row in rows)
-    tokens_BT = torch.zeros(len(rows), longest, dtype=torch.long)
-    is_response_BT = torch.zeros(len(rows), longest, dtype=torch.bool)
-    for i, row in enumerate(rows):
-        tokens_BT[i, : len(row.tokens)] = torch.tensor(row.tokens)
-        is_response_BT[i, row.n_prompt : len(row.tokens)] = True
-    advantages = [row.advantage for row in rows for _ in row.engine_logprobs]
-    engine_logprobs = [logprob for row in rows for logprob in row.engine_logprobs]
+def collate(sequences: list[Sequence], device: torch.device) -> MicroBatch:
+    """Pad and flatten. Without sequences, N = 0: for a rank that only has to take part in the others' collectives."""
+    sequences = sequences or [Sequence(tokens=[0, 0], n_prompt=2, engine_logprobs=[], advantage=0.0)]
+    longest = max(len(sequence.tokens) for sequence in sequences)
+    tokens_BT = torch.zeros(len(sequences), longest, dtype=torch.long)
+    is_response_BT = torch.zeros(len(sequences), longest, dtype=torch.bool)
+    for i, sequence in enumerate(sequences):
+        tokens_BT[i, : len(sequence.tokens)] = torch.tensor(sequence.tokens)
+        is_response_BT[i, sequence.n_prompt : len(sequence.tokens)] = True
+    advantages = [sequence.advantage for sequence in sequences for _ in sequence.engine_logprobs]
+    engine_logprobs = [logprob for sequence in sequences for logprob in sequence.engine_logprobs]
     return MicroBatch(
         tokens_BT.to(device),
         is_response_BT.to(device),
@@ -203,15 +177,21 @@ def head_logprobs(
     return torch.cat(logprobs), torch.cat(entropies)
 
 
-def _check_head(lm: nn.Module) -> None:
-    """Raise UserError for a head that does more than multiply: `head_logprobs` would be silently wrong."""
-    extras = [
-        name for name in ("final_logit_softcapping", "logit_scale", "logits_scaling") if getattr(lm.config, name, 0)
-    ]
-    if lm.lm_head.bias is not None or extras:
-        raise UserError(
-            f"{lm.config._name_or_path}: its head has {', '.join(extras) or 'a bias'}, which the update lacks"
-        )
+def _check_model(lm: nn.Module) -> None:
+    """Raise UserError where the update, or the engine after a sync, would be silently wrong."""
+    what = None
+    if not hasattr(lm, "lm_head") or not hasattr(getattr(lm, "model", None), "layers"):
+        what = f"{type(lm).__name__} lacks model.layers or lm_head, on which the update relies"
+    elif lm.lm_head.bias is not None:
+        what = "its head has a bias, which the update lacks"
+    for extra in ("final_logit_softcapping", "logit_scale", "logits_scaling"):
+        if getattr(lm.config, extra, 0):
+            what = f"its head has {extra}, which the update lacks"
+    for name, weight in lm.named_parameters():
+        if weight.ndim > 2:
+            what = f"{name} packs several matrices (experts), which vLLM would take wrongly after an update"
+    if what:
+        raise UserError(f"{lm.config._name_or_path}: {what}")
 
 
 class Policy(nn.Module):
@@ -227,7 +207,7 @@ class Policy(nn.Module):
         self.entropy_grad = entropy_grad
 
     def forward(self, tokens_BT: Tensor, is_response_BT: Tensor) -> tuple[Tensor, Tensor]:
-        """Log-probs and entropies of the response tokens, [N] each, row after row."""
+        """Log-probs and entropies of the response tokens, [N] each, one sequence after the other."""
         hidden_BTH = self.lm.model(input_ids=tokens_BT, use_cache=False).last_hidden_state
         # The hidden state at t predicts the token at t + 1.
         predicts_response = is_response_BT[:, 1:]
@@ -245,38 +225,36 @@ class Policy(nn.Module):
 
 
 def clipped_objective(
-    logprobs_N: Tensor, old_logprobs_N: Tensor, advantages_N: Tensor, *, eps_low: float, eps_high: float
+    logprobs_N: Tensor, old_logprobs_N: Tensor, advantages_N: Tensor, *, clip_low: float, clip_high: float
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """min(rho A, clip(rho, 1 - eps_low, 1 + eps_high) A) of each token (Eq. 3), [N].
+    """min(rho A, clip(rho, 1 - clip_low, 1 + clip_high) A) of each token (Eq. 3), [N].
 
     Also where the clip took the gradient away, two boolean [N]: above for A > 0, below for A < 0.
 
     rho is limited to e^20, or one token could overflow; far beyond the clip that changes nothing for A > 0.
     """
     ratio_N = (logprobs_N - old_logprobs_N).clamp(-20, 20).exp()
-    clipped_N = ratio_N.clamp(1 - eps_low, 1 + eps_high)
+    clipped_N = ratio_N.clamp(1 - clip_low, 1 + clip_high)
     objective_N = torch.minimum(ratio_N * advantages_N, clipped_N * advantages_N)
-    clip_high_N = (advantages_N > 0) & (ratio_N > 1 + eps_high)
-    clip_low_N = (advantages_N < 0) & (ratio_N < 1 - eps_low)
-    return objective_N, clip_high_N, clip_low_N
+    is_clipped_high_N = (advantages_N > 0) & (ratio_N > 1 + clip_high)
+    is_clipped_low_N = (advantages_N < 0) & (ratio_N < 1 - clip_low)
+    return objective_N, is_clipped_high_N, is_clipped_low_N
 
 
-def importance_weights(trainer_logprobs_N: Tensor, engine_logprobs_N: Tensor, cap: float) -> Tensor:
-    """min(exp(trainer - engine), cap) of each token, [N]: the engine drew it from a slightly other distribution.
+def importance_weights(log_ratio_N: Tensor, cap: float) -> Tensor:
+    """min(exp(log_ratio), cap) of each token, [N]; log_ratio is the trainer's log-prob less the engine's.
 
-    Truncated importance sampling; it corrects for kernels and precision, not for policy updates. 0 turns it off.
+    Truncated importance sampling: the engine drew the token from a slightly other distribution. It corrects for
+    kernels and precision, not for policy updates. A cap of 0 turns it off.
     """
-    if cap == 0:
-        return torch.ones_like(engine_logprobs_N)
-    return (trainer_logprobs_N - engine_logprobs_N).detach().clamp(-20, 20).exp().clamp(max=cap)
+    return log_ratio_N.clamp(-20, 20).exp().clamp(max=cap) if cap else torch.ones_like(log_ratio_N)
+
+    # ----------------------------------------------------------------------------------------------------------------
+    # Trainer
 
 
-# ----------------------------------------------------------------------------------------------------------------
-# Trainer
-
-
-class Tally:
-    """Sums over response tokens, so that the means are exact however tokens are spread over micro-batches and ranks."""
+class TokenMeans:
+    """Means over response tokens, exact however the tokens are spread over micro-batches and ranks."""
 
     KEYS = ("update/loss", "policy/entropy", "update/clip_high", "update/clip_low", "engine/logprob_gap_mean")
 
@@ -284,24 +262,27 @@ class Tally:
         self.n_tokens = 0
         self.sums = torch.zeros(len(self.KEYS), dtype=torch.float64, device=device)
         self.gap_max = torch.zeros((), device=device)
+        self.n_not_finite = torch.zeros((), dtype=torch.long, device=device)
 
-    def add(self, loss_N: Tensor, entropy_N: Tensor, clip_high_N: Tensor, clip_low_N: Tensor, gap_N: Tensor) -> None:
-        columns = (loss_N, entropy_N, clip_high_N, clip_low_N, gap_N)
-        self.n_tokens += len(loss_N)
-        self.sums += torch.stack([column.detach().double().sum() for column in columns])
-        if len(gap_N):
-            self.gap_max = torch.maximum(self.gap_max, gap_N.max())
+    def add(self, *columns_N: Tensor, is_finite_N: Tensor) -> None:
+        """One micro-batch: a column for each of KEYS, and which of the engine's log-probs were finite numbers."""
+        gap_N = columns_N[-1]
+        self.n_tokens += len(gap_N)
+        self.sums += torch.stack([column.detach().double().sum() for column in columns_N])
+        self.gap_max = torch.maximum(self.gap_max, gap_N.max()) if len(gap_N) else self.gap_max
+        self.n_not_finite += (~is_finite_N).sum()
 
-    def means(self, ranks: Ranks) -> dict[str, float | None]:
-        """Over the tokens of all ranks; None where there were none."""
-        everybody = ranks.gather([(self.n_tokens, self.sums.tolist(), self.gap_max.item())])
-        n_tokens = sum(n for n, _, _ in everybody)
-        columns = zip(*(sums for _, sums, _ in everybody), strict=True)
-        means = [sum(column) / n_tokens if n_tokens else None for column in columns]
+    def over(self, ranks: Ranks) -> dict[str, float | None]:
+        """The means over the tokens of all ranks; None where there were none."""
+        own = (self.n_tokens, self.sums.tolist(), self.gap_max.item(), self.n_not_finite.item())
+        n_tokens, sums, gaps, not_finite = zip(*ranks.gather([own]), strict=True)
+        total = sum(n_tokens)
+        means = [sum(column) / total if total else None for column in zip(*sums, strict=True)]
         return {
             **dict(zip(self.KEYS, means, strict=True)),
-            "engine/logprob_gap_max": max(gap for _, _, gap in everybody) if n_tokens else None,
-            "update/tokens": n_tokens,
+            "engine/logprob_gap_max": max(gaps) if total else None,
+            "engine/logprobs_not_finite": sum(not_finite),
+            "update/tokens": total,
         }
 
 
@@ -310,57 +291,26 @@ class Trainer:
 
     Args:
         folder: a Hugging Face model folder or hub name.
-        lr, warmup_steps: constant after a linear warm-up, counted in iterations that had an update.
-        weight_decay, max_grad_norm: of AdamW; the norm is the global one.
-        eps_low, eps_high: the clip of Eq. 3.
-        entropy_coef: weight of the mean token entropy in the objective.
-        importance_cap: of the trainer/engine probability ratio; 0 = off.
-        temperature: the sampling temperature; log-probs are those of the distribution that was sampled from.
-        micro_batch_tokens: tokens, with padding, in one forward. A longer row goes alone.
-        drop_truncated: leave truncated responses out of the update.
-        activation_checkpointing: recompute each layer in the backward.
-        cpu_offload: keep weights, gradients and optimiser state in host memory.
+
+    Raises:
+        UserError: a model that the update or the sync would handle wrongly.
     """
 
-    def __init__(
-        self,
-        folder: str,
-        ranks: Ranks,
-        *,
-        lr: float,
-        warmup_steps: int = 10,
-        weight_decay: float = 0.0,
-        max_grad_norm: float = 1.0,
-        eps_low: float = 0.2,
-        eps_high: float = 0.28,
-        entropy_coef: float = 0.0,
-        importance_cap: float = 2.0,
-        temperature: float = 1.0,
-        micro_batch_tokens: int = 16384,
-        drop_truncated: bool = False,
-        activation_checkpointing: bool = False,
-        cpu_offload: bool = False,
-    ):
+    def __init__(self, folder: str, ranks: Ranks, config: TrainerConfig):
         self.ranks = ranks
-        self.max_grad_norm = max_grad_norm
-        self.eps_low, self.eps_high = eps_low, eps_high
-        self.entropy_coef = entropy_coef
-        self.importance_cap = importance_cap
-        self.micro_batch_tokens = micro_batch_tokens
-        self.drop_truncated = drop_truncated
-
+        self.config = config
         lm = AutoModelForCausalLM.from_pretrained(folder, dtype="auto", attn_implementation="sdpa")
-        _check_head(lm)
-        if activation_checkpointing:
+        _check_model(lm)
+        if config.activation_checkpointing:
             lm.gradient_checkpointing_enable({"use_reentrant": False})
-        self.policy = Policy(lm, temperature, entropy_grad=entropy_coef != 0).train()
-        self._shard(cpu_offload)
-        self.optimizer = torch.optim.AdamW(self.policy.parameters(), lr=lr, weight_decay=weight_decay)
+        self.policy = Policy(lm, config.temperature, entropy_grad=config.entropy_coef != 0).train()
+        self._shard()
+        self.optimizer = torch.optim.AdamW(self.policy.parameters(), lr=config.lr, weight_decay=config.weight_decay)
         for weight in self.policy.parameters():  # as at its first step, or saving before that would count as one
             moments = {name: torch.zeros_like(weight) for name in ("exp_avg", "exp_avg_sq")}
             self.optimizer.state[weight] = {"step": torch.zeros(()), **moments}
         self.schedule = torch.optim.lr_scheduler.LambdaLR(
-            self.optimizer, lambda iteration: min(1.0, (iteration + 1) / max(1, warmup_steps))
+            self.optimizer, lambda iteration: min(1.0, (iteration + 1) / max(1, config.warmup_steps))
         )
 
     @property
@@ -368,18 +318,18 @@ class Trainer:
         """The Hugging Face model; its parameters have their usual names, and are sharded."""
         return self.policy.lm
 
-    def _shard(self, cpu_offload: bool) -> None:
+    def _shard(self) -> None:
         """FSDP2: each decoder layer gathers its weights when it runs, the root the rest."""
         options = dict(
             mesh=init_device_mesh(self.ranks.device.type, (self.ranks.world_size,)),
             mp_policy=MixedPrecisionPolicy(param_dtype=self.ranks.compute_dtype, reduce_dtype=torch.float32),
-            offload_policy=CPUOffloadPolicy() if cpu_offload else OffloadPolicy(),
+            offload_policy=CPUOffloadPolicy() if self.config.cpu_offload else OffloadPolicy(),
         )
         for layer in [*self.lm.model.layers, self.policy]:  # one after the other: only one is whole in fp32
             layer.to(torch.float32)
             fully_shard(layer, **options)
         for module in self.policy.modules():
-            if isinstance(module, torch.distributed.fsdp.FSDPModule):
+            if isinstance(module, FSDPModule):
                 # Gradients are summed over ranks, not averaged: the loss is already divided by the global token count.
                 module.set_gradient_divide_factor(1.0)
                 module.set_force_sum_reduction_for_comms(True)
@@ -390,66 +340,73 @@ class Trainer:
             weight = weight.detach().to(self.ranks.compute_dtype)
             yield name, weight.full_tensor() if hasattr(weight, "full_tensor") else weight
 
-    def update(self, groups: list[Group], *, seed: int, step: int, n_updates: int = 1) -> dict[str, float | None]:
-        """One iteration's updates: the groups, shuffled, in `n_updates` mini-batches.
+    def update(self, groups: list[Group], *, step: int) -> dict[str, float | None]:
+        """One iteration's updates: the groups, shuffled, in `updates_per_step` mini-batches.
 
         Args:
-            groups: those of all ranks, in the same order on every rank.
+            groups: those of all ranks, in the same order on every rank. A sampler may bring more than the iteration
+                has prompts (passive filtering can): then so many of them are used, drawn at random.
 
         Returns:
             Means over all response tokens of the iteration (None without any groups) and the largest of the
             gradient norms, alike on every rank.
         """
-        groups = random.Random(seed_of("minibatch", seed, step)).sample(groups, len(groups))
-        n_updates = min(n_updates, len(groups))
-        plans = [self._plan(groups[i::n_updates]) for i in range(n_updates)]
-        plans = [(micro_batches, n_tokens) for micro_batches, n_tokens in plans if n_tokens]
-        for micro_batches, _ in plans[1:]:  # after the first update the policy is no longer the one that sampled
+        rng = random.Random(seed_of("minibatch", self.config.seed, step))
+        groups = rng.sample(groups, min(len(groups), self.config.prompts_per_step))
+        n_updates = min(len(groups), self.config.updates_per_step)
+        mini_batches = [self._micro_batches(groups[i::n_updates]) for i in range(n_updates)]
+        mini_batches = [(micro_batches, n_tokens) for micro_batches, n_tokens in mini_batches if n_tokens]
+        for micro_batches, _ in mini_batches[1:]:  # after the first update the policy isn't the one that sampled
             self._remember_old_logprobs(micro_batches)
 
-        tally, grad_norms = Tally(self.ranks.device), []
-        for micro_batches, n_tokens in plans:
-            self._backward(micro_batches, n_tokens, tally)
-            grad_norms.append(self._step())
-        if plans:
+        means, grad_norms = TokenMeans(self.ranks.device), []
+        for micro_batches, n_tokens in mini_batches:
+            self._backward(micro_batches, n_tokens, means)
+            grad_norms.append(self._optimizer_step())
+        if mini_batches:
             self.schedule.step()
         return {
-            **tally.means(self.ranks),
+            **means.over(self.ranks),
+            "update/groups": len(groups),
             "update/grad_norm": max(grad_norms, default=None),
-            "update/updates": len(plans),
-            "update/skipped": int(not plans),
+            "update/updates": len(mini_batches),
+            "update/skipped": int(not mini_batches),
         }
 
-    def _plan(self, groups: list[Group]) -> tuple[list[MicroBatch], int]:
+    def _micro_batches(self, groups: list[Group]) -> tuple[list[MicroBatch], int]:
         """This rank's micro-batches of one mini-batch, and the number of response tokens on all ranks."""
-        rows = rows_of(groups, drop_truncated=self.drop_truncated)
-        cuts = [cut(share, self.micro_batch_tokens) for share in deal(rows, self.ranks.world_size)]
-        mine = cuts[self.ranks.rank]
-        missing = max(map(len, cuts)) - len(mine)  # FSDP's collectives want every rank in every forward
-        micro_batches = [collate(rows, self.ranks.device) for rows in mine + [[]] * missing]
-        return micro_batches, sum(len(row.engine_logprobs) for row in rows)
+        sequences = sequences_of(groups, drop_truncated=self.config.drop_truncated)
+        shares = spread_over_ranks(sequences, self.ranks.world_size)
+        packed = [pack(share, self.config.micro_batch_tokens) for share in shares]
+        mine = packed[self.ranks.rank]
+        missing = max(map(len, packed)) - len(mine)  # FSDP's collectives want every rank in every forward
+        micro_batches = [collate(batch, self.ranks.device) for batch in mine + [[]] * missing]
+        return micro_batches, sum(len(sequence.engine_logprobs) for sequence in sequences)
 
     @torch.no_grad()
     def _remember_old_logprobs(self, micro_batches: list[MicroBatch]) -> None:
         for batch in micro_batches:
             batch.old_logprobs_N, _ = self.policy(batch.tokens_BT, batch.is_response_BT)
 
-    def _backward(self, micro_batches: list[MicroBatch], n_tokens: int, tally: Tally) -> None:
+    def _backward(self, micro_batches: list[MicroBatch], n_tokens: int, means: TokenMeans) -> None:
         """Gradient of the loss of one mini-batch; `n_tokens` is the number of its response tokens on all ranks."""
+        config = self.config
         for batch in micro_batches:
             logprobs_N, entropy_N = self.policy(batch.tokens_BT, batch.is_response_BT)
             old_N = logprobs_N.detach() if batch.old_logprobs_N is None else batch.old_logprobs_N
             objective_N, clip_high_N, clip_low_N = clipped_objective(
-                logprobs_N, old_N, batch.advantages_N, eps_low=self.eps_low, eps_high=self.eps_high
+                logprobs_N, old_N, batch.advantages_N, clip_low=config.clip_low, clip_high=config.clip_high
             )
-            weights_N = importance_weights(old_N, batch.engine_logprobs_N, self.importance_cap)
-            loss_N = -(weights_N * objective_N + self.entropy_coef * entropy_N)
+            is_finite_N = batch.engine_logprobs_N.isfinite()  # an engine's rare overflow costs its token the weight
+            log_ratio_N = (old_N - batch.engine_logprobs_N).where(is_finite_N, 0.0)
+            weights_N = importance_weights(log_ratio_N, config.importance_cap)
+            loss_N = -(weights_N * objective_N + config.entropy_coef * entropy_N)
             (loss_N.sum() / n_tokens).backward()
-            tally.add(loss_N, entropy_N, clip_high_N, clip_low_N, gap_N=(old_N - batch.engine_logprobs_N).abs())
+            means.add(loss_N, entropy_N, clip_high_N, clip_low_N, log_ratio_N.abs(), is_finite_N=is_finite_N)
 
-    def _step(self) -> float:
-        """One optimiser step; returns the global gradient norm before clipping."""
-        norm = nn.utils.clip_grad_norm_(self.policy.parameters(), self.max_grad_norm, error_if_nonfinite=True)
+    def _optimizer_step(self) -> float:
+        """Returns the global gradient norm before clipping."""
+        norm = nn.utils.clip_grad_norm_(self.policy.parameters(), self.config.max_grad_norm, error_if_nonfinite=True)
         self.optimizer.step()
         self.optimizer.zero_grad()
         return norm.full_tensor().item()

@@ -10,7 +10,6 @@ What a kill leaves behind ends in .tmp, is never read, and goes when the next ch
 """
 
 import json
-import os
 import re
 import shutil
 from pathlib import Path
@@ -22,8 +21,10 @@ from torch.distributed.checkpoint.state_dict import (
     get_state_dict,
     set_state_dict,
 )
+from transformers import GenerationConfig
 
 from ada import UserError, one_line
+from ada.support.files import write_atomically
 from ada.trainer import Trainer
 
 MARKER = "complete.json"
@@ -105,39 +106,14 @@ def export(folder: Path, trainer: Trainer, tokenizer) -> None:
         tied = dict(trainer.lm.named_parameters(remove_duplicate=False)).keys() - own.keys()
         dtype = trainer.ranks.compute_dtype
         weights = {name: weight.to(dtype) for name, weight in weights.items() if name not in tied}
+        # A generation config that transformers loads may not pass its checks for saving: it is carried over as it is.
+        generation_config, trainer.lm.generation_config = trainer.lm.generation_config, GenerationConfig()
         trainer.lm.save_pretrained(folder, state_dict=weights)
+        trainer.lm.generation_config = generation_config
+        (folder / "generation_config.json").write_text(generation_config.to_json_string())
         trainer.lm.config.dtype = dtype  # save_pretrained wrote that of the fp32 master weights
         trainer.lm.config.save_pretrained(folder)
         tokenizer.save_pretrained(folder)
-
-
-def cut_log(path: Path, step: int) -> None:
-    """Drop the lines of a JSONL log that come after `step`, and a half-written last one: they will be written again.
-
-    Raises:
-        CheckpointError: the log could not be read or written; it is as it was.
-    """
-    if not path.exists():
-        return
-    try:
-        kept = []
-        for line in path.read_text().splitlines(keepends=True):
-            if not line.endswith("\n") or json.loads(line)["step"] > step:
-                break
-            kept.append(line)
-        write_atomically(path, "".join(kept))
-    except (OSError, KeyError, ValueError) as error:
-        raise CheckpointError(f"could not cut {path} back to step {step}: {_reason(error)}") from error
-
-
-def write_atomically(path: Path, text: str) -> None:
-    """The file is the old one or the new one, whenever this process or the machine stops."""
-    temporary = path.with_name(path.name + ".tmp")
-    with temporary.open("w") as file:
-        file.write(text)
-        file.flush()
-        os.fsync(file.fileno())
-    temporary.replace(path)
 
 
 def _complete(folder: Path) -> list[Path]:

@@ -1,8 +1,7 @@
 """The embedded toy: a task, a tokenizer and a base model small enough for a laptop, on the same path as a real model.
 
-    python -m ada.toy            # builds out/toy-demo/ (about a minute); train.py does so by itself on first use
-    python -m ada.toy contrast   # a second task: less certain about anything, so pass@16 is higher and entropy stays
-    python -m ada.toy chains     # a third: longer chains, where a third of the right answers come from wrong ones
+    python toy.py            # builds out/toy-demo/ (about a minute); train.py does so by itself on first use
+    python toy.py chains     # a second task: longer chains, where a third of the right answers come from wrong ones
 
 A problem is a chain of one-digit sums and differences modulo 10, worked from left to right; a response writes every
 intermediate result and then boxes the last:
@@ -43,26 +42,25 @@ class Task:
     lengths: tuple[int, ...]  # operations in a chain
 
 
-TASKS = {  # the base model's held-out reward and pass@16: demo 0.26 and 0.53, contrast 0.21 and 0.77, chains 0.17, 0.76
+TASKS = {  # the base model's held-out reward and pass@16: demo 0.26 and 0.53, chains 0.17 and 0.76
     "demo": Task(knows=(0.95, 0.5, 0.05), share=(0.35, 0.25, 0.4), lengths=(1, 2)),
-    "contrast": Task(knows=(0.9, 0.5, 0.2), share=(0.25, 0.35, 0.4), lengths=(1, 2)),
     "chains": Task(knows=(0.9, 0.5, 0.15), share=(0.3, 0.3, 0.4), lengths=(2, 3)),
 }
 
 
-def locate(name: str) -> str:
-    """The path of "toy-demo/model", "toy-demo/train", "/hard" or "/test" (or toy-contrast's), built on first use.
+def is_toy(path: str) -> bool:
+    """Is this a path in one of the toy's folders, such as out/toy-demo/model?"""
+    parts = Path(path).parts
+    return parts[:1] == (OUT.name,) and len(parts) == 3 and parts[1].removeprefix("toy-") in TASKS
 
-    Any other name comes back unchanged, so options can name the toy, a file or a Hugging Face repository alike.
+
+def build_if_missing(path: str) -> None:
+    """Build the toy that a path is part of, if it isn't there yet; other paths are none of its business.
+
     Any number of processes may ask at once: one builds, the others wait.
     """
-    folder, _, part = name.partition("/")
-    task = folder.removeprefix("toy-")
-    if not folder.startswith("toy-") or task not in TASKS or part not in ("model", "train", "hard", "test"):
-        return name
-    if not (OUT / folder).exists():
-        build(task)
-    return str(OUT / folder / (part if part == "model" else f"{part}.jsonl"))
+    if is_toy(path) and not Path(path).parent.exists():
+        build(Path(path).parts[1].removeprefix("toy-"))
 
 
 def build(task: str) -> Path:
@@ -116,7 +114,7 @@ def chain_is_right(prompt: str, response: str) -> bool:
 
 
 def right_chain(response: str, row: dict) -> bool:
-    """A reward that pays for right answers by right chains only: torchrun train.py --reward ada.toy:right_chain"""
+    """A reward that pays for right answers by right chains only: torchrun train.py --reward toy:right_chain"""
     return boxed(response) == row["answer"] and chain_is_right(row["problem"], response)
 
 
@@ -211,9 +209,9 @@ def pretrain(model, tokenizer, task: Task, rng: random.Random, *, steps=350, bat
     import torch
     from tqdm import trange
 
-    from ada.data import apply_template
+    from ada.data import ChatTemplate, DataConfig
 
-    before, after = apply_template(tokenizer, "@")[0].split("@")
+    before, after = ChatTemplate(tokenizer, DataConfig())("@")[0].split("@")
     assistant = tokenizer.convert_tokens_to_ids("<|assistant|>")
     teacher = make_teacher(task, rng)
     optimizer = torch.optim.AdamW(model.parameters(), lr=learning_rate, betas=(0.9, 0.95), weight_decay=0.0)
@@ -241,12 +239,13 @@ def sample(model, tokenizer, problems: list[str], *, count=16) -> dict[str, list
     """`count` responses to each problem at temperature 1, by transformers alone: the engine is not up at this point."""
     import torch
 
-    from ada.data import apply_template
+    from ada.data import ChatTemplate, DataConfig
 
+    template = ChatTemplate(tokenizer, DataConfig())
     responses = {}
     for length in sorted({len(problem) for problem in problems}):  # equal lengths need no padding
         alike = [problem for problem in problems if len(problem) == length]
-        ids_BT = torch.tensor([apply_template(tokenizer, problem)[1] for problem in alike])
+        ids_BT = torch.tensor([template(problem)[1] for problem in alike])
         with torch.inference_mode():
             drawn = model.generate(
                 ids_BT, attention_mask=torch.ones_like(ids_BT), num_return_sequences=count, max_new_tokens=16
@@ -296,5 +295,5 @@ def write(task: Task, folder: Path):
 if __name__ == "__main__":
     chosen = sys.argv[1] if len(sys.argv) > 1 else "demo"
     if chosen not in TASKS or len(sys.argv) > 2:
-        sys.exit(f"usage: python -m ada.toy [{'|'.join(TASKS)}]")
+        sys.exit(f"usage: python toy.py [{'|'.join(TASKS)}]")
     print(build(chosen))
