@@ -190,58 +190,49 @@ def evaluate(engine, scorer, prompts: list[Prompt], ranks: Ranks, k: int, seed: 
 
 def result(model: str, data: str, pools: list[Pool], k: int) -> dict:
     """One model on one data set: a row of results.json. Shares, not percent; `error` is the one of `ave`."""
-    samples = [sample for pool in pools for sample in pool.samples]
+    metrics = summarise_eval(pools, k)
     return {
         "model": model,
         "data": data,
         "prompts": len(pools),
         "k": k,
-        "ave": sum(pool.mean for pool in pools) / len(pools),
+        "ave": metrics["eval/reward"],
         "error": standard_error([pool.mean for pool in pools]),
         "pass": curve(pools, k, pass_at_k),
         "all_right": curve(pools, k, all_right_at_k),
-        "length": sum(sample.n_tokens for sample in samples) / len(samples),
-        "truncated": sum(sample.truncated for sample in samples) / len(samples),
+        "length": metrics["eval/length"],
+        "truncated": metrics["eval/truncated"],
     }
 
 
 def tables(results: list[dict], title: str, notes: list[str]) -> str:
     """Table 1 as the paper prints it, with errors and the plain mean; Pass@k and lengths; notes. Markdown."""
-    models = list(dict.fromkeys(r["model"] for r in results))
-    data = {
-        name: [r["prompts"] for r in results if r["data"] == name] for name in dict.fromkeys(r["data"] for r in results)
-    }
-    percent = "{:.1f} ± {:.1f}".format
-    main = [
-        [
-            "model",
-            *(f"{name} ({', '.join(map(str, dict.fromkeys(n)))})" for name, n in data.items()),
-            "mean",
-            "weighted",
-        ]
-    ]
-    for model in models:
+
+    def prompts(data: str) -> str:  # a model's template may have made some prompts too long
+        return " or ".join(dict.fromkeys(str(r["prompts"]) for r in results if r["data"] == data))
+
+    data = list(dict.fromkeys(r["data"] for r in results))
+    main = [["model", *(f"{name} ({prompts(name)})" for name in data), "mean", "weighted"]]
+    for model in dict.fromkeys(r["model"] for r in results):
         own = [r for r in results if r["model"] == model]
-        columns = [r["ave"] for r in own], [r["error"] for r in own]
-        plain, weighted = combine(*columns, [1] * len(own)), combine(*columns, [r["prompts"] for r in own])
-        pairs = [*zip(*columns, strict=True), plain, weighted]
-        main.append([model, *(percent(100 * mean, 100 * error) for mean, error in pairs)])
+        means, errors = [r["ave"] for r in own], [r["error"] for r in own]
+        pairs = [*zip(means, errors, strict=True)]
+        pairs += [combine(means, errors, [1] * len(own)), combine(means, errors, [r["prompts"] for r in own])]
+        main.append([model, *(f"{100 * mean:.1f} ± {100 * error:.1f}" for mean, error in pairs)])
     more = [["model", "data", *(f"pass@{k}" for k in results[0]["pass"]), "all right", "all wrong", "tok", "truncated"]]
     for r in results:
         last = list(r["pass"])[-1]
         shares = [*r["pass"].values(), r["all_right"][last], 1 - r["pass"][last]]
         shown = [f"{100 * share:.1f}" for share in shares] + [f"{r['length']:.0f}", f"{100 * r['truncated']:.1f}"]
         more.append([r["model"], r["data"], *shown])
-    return "\n\n".join(
-        [
-            f"{title}, in %, ± one standard error over problems. `weighted`: by number of prompts, the "
-            "paper's average; `mean`: of the columns.",
-            markdown(main),
-            f"In %, but for `tok`, the mean length of a response. `all right`, `all wrong`: of {results[0]['k']}.",
-            markdown(more),
-            *notes,
-        ]
-    )
+    texts = [
+        f"{title}, in %, ± one standard error over problems. `weighted`: by number of prompts, the paper's average; "
+        "`mean`: of the columns.",
+        markdown(main),
+        f"In %, but for `tok`, the mean length of a response. `all right`, `all wrong`: of {results[0]['k']}.",
+        markdown(more),
+    ]
+    return "\n\n".join([*texts, *notes])
 
 
 def markdown(rows: list[list[str]]) -> str:
@@ -303,9 +294,9 @@ def draw_missing(journals: list[Journal], folder: str, config: DrawConfig, ranks
     engine = Engine(folder, config, max_prompt_tokens=longest, dtype=ranks.compute_dtype, cut_at_context=True)
     scorer.wait_until_ready()
     for journal in journals:
-        if journal.missing:
+        if missing := journal.missing():
             if ranks.rank == 0:
-                print(f"{journal.path}: the first prompt is {journal.missing[0].text!r}", flush=True)
+                print(f"{journal.path}: the first prompt is {missing[0].text!r}", flush=True)
             journal.draw_missing(engine, scorer, f"{short_name(folder)} on {journal.path.name}")
     failed = {cause: n for cause, n in grading_failures(scorer, ranks).items() if n}
     if failed and ranks.rank == 0:
@@ -369,7 +360,7 @@ def main() -> None:
     opened = [open_journals(folder, config, ranks) for folder in config.folders]  # errors show before a long wait
     started = False
     for folder, (journals, _) in zip(config.folders, opened, strict=True):
-        if any(journal.missing for journal in journals):
+        if any(journal.missing() for journal in journals):
             if started:
                 start_again(ranks, environment)
             draw_missing(journals, folder, config, ranks)

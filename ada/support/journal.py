@@ -1,169 +1,95 @@
-"""k responses to each prompt, each on disk as soon as it is graded: what evaluation and scripts/prepare.py share.
+"""k responses to each prompt, on disk as soon as a prompt has all of them: for evaluation and scripts/prepare.py.
 
-    FOLDER/NAME.jsonl            a line a response with its verdict, in order of prompt and index
-    FOLDER/NAME.rank0.jsonl      lines that rank 0 has added since; joined at the end, or at the next start
-    FOLDER/NAME.settings.json    what they were drawn with; a start with other settings is refused
+    FOLDER/NAME-DIGEST.rank0.jsonl      a line a response with its verdict, those that rank 0 drew
+    FOLDER/NAME-DIGEST.json             what they were drawn with, of which DIGEST is a short form
 
-A killed command, started again, draws what is missing: no response that was graded is drawn again. Those that were
-being generated come from the same seeds as before, so the files end up as if there had been no kill.
+A killed command, started again, draws what is missing, from the same seeds: it ends as if there had been no kill. With
+other settings, prompts or weights the digest is another, and everything is drawn anew, beside what is there.
 """
 
+import contextlib
 import json
-from collections import Counter, deque
-from collections.abc import Iterator
+from collections import defaultdict
 from dataclasses import replace
 from pathlib import Path
 
-from ada import UserError
-from ada.sampler import Pool, Prompt, Sample, SamplingConfig, by_prompt, exit_fixed, sample_adaptively
-from ada.support.files import append_lines, digest, hold_lock, refuse_other_options, write_atomically
+from ada.sampler import Pool, Prompt, Sample, SamplingConfig, exit_fixed, sample_adaptively
+from ada.support.files import FileError, append_lines, digest, write_atomically
 from ada.support.metrics import SamplingBar
 from ada.support.ranks import Ranks
 
+KEPT = ("prompt_id", "index", "text", "correct", "truncated", "n_tokens", "logprob_sum")
+
 
 class Journal:
-    """The responses to one list of prompts. Make it, and call draw_missing() and pools(), on all ranks.
+    """The responses to one list of prompts. Make it, and call draw_missing(), on all ranks; they share a file system.
 
     Args:
-        path: FOLDER/NAME; rank 0 keeps the files.
-        settings: what decides about responses, beside the prompts: model, k, temperature, max_tokens, seed, purpose.
-
-    Raises:
-        UserError: there are responses drawn with other settings or to other prompts, or another process is at work.
+        path: FOLDER/NAME.
+        settings: what decides about responses, beside the prompts: model, k, temperature, seed, purpose ...
     """
 
     def __init__(self, path: Path, prompts: list[Prompt], settings: dict, ranks: Ranks):
-        self.path = path
         self.prompts = prompts
-        self.settings = settings
+        self.settings = settings | {"prompts": digest([(prompt.text, prompt.gold) for prompt in prompts])}
+        self.path = path.with_name(f"{path.name}-{digest(self.settings)}")
         self.ranks = ranks
-        error = self._open() if ranks.rank == 0 else None
-        if reason := ranks.gather([error])[0]:
-            raise UserError(reason)  # on all ranks, so that none waits for the others
-        drawn = Counter(ranks.gather([line["prompt_id"] for line in self._lines()] if ranks.rank == 0 else []))
-        self.missing = [prompt for prompt in prompts if drawn[prompt.prompt_id] < settings["k"]]
+        ranks.on_rank_0(self._write_settings)
 
-    def _open(self) -> str | None:
-        """Take the place, join what is there. Returns what is wrong with it."""
-        content = [(prompt.text, prompt.gold) for prompt in self.prompts]
-        settings = {**self.settings, "prompts": f"{len(self.prompts)}, {digest(content)}"}
-        file = self._file("settings.json")
+    def _write_settings(self) -> None:
         try:
             self.path.parent.mkdir(parents=True, exist_ok=True)
-            self._lock = hold_lock(self.path.parent / f".{self.path.name}.lock")
-            refuse_other_options(file, settings, "give another --out")
-            write_atomically(file, json.dumps(settings, indent=1) + "\n")
-            self._join()
-        except UserError as error:
-            return str(error)
+            write_atomically(self._file("json"), json.dumps(self.settings, indent=1) + "\n")
         except OSError as error:
-            return f"{self.path.parent}: {error.strerror}"
-        return None
+            raise FileError(f"{self.path.parent}: {error.strerror}") from error
 
     def _file(self, ending: str) -> Path:
-        return self.path.parent / f"{self.path.name}.{ending}"
-
-    def _lines(self) -> Iterator[dict]:
-        """What the joined file holds; nothing if there is none yet."""
-        if self._file("jsonl").exists():
-            with self._file("jsonl").open() as file:
-                yield from map(json.loads, file)
-
-    def _join(self) -> None:
-        """All ranks' files into one. A line that a kill has cut short goes; a kill in here costs nothing."""
-        parts = sorted(self.path.parent.glob(f"{self.path.name}.rank*.jsonl"))
-        lines = {}
-        for part in [self._file("jsonl"), *parts] if parts else []:
-            for text in part.read_bytes().splitlines(keepends=True) if part.exists() else []:
-                if text.endswith(b"\n"):
-                    line = json.loads(text)
-                    lines[line["prompt_id"], line["index"]] = text.decode()
-        if parts:
-            write_atomically(self._file("jsonl"), "".join(lines[key] for key in sorted(lines)))
-        for part in parts:
-            part.unlink()
-
-    def draw_missing(self, engine, scorer, label: str) -> None:
-        """Draw what is missing, together with the other ranks: the sampler of training with one round of k.
-
-        Seeds and keys are those of the whole round, so what is on disk already is handed out instead of drawn.
-        """
-        k, purpose = self.settings["k"], self.settings["purpose"]
-        config = SamplingConfig(group_size=k, round_size=k, seed=self.settings["seed"])
-        prompts = {prompt.prompt_id: prompt for prompt in self.missing}
-        lines = [line for line in self._lines() if line["prompt_id"] in prompts] if self.ranks.rank == 0 else []
-        texts = {(line["prompt_id"], line["index"]): line["text"] for line in self.ranks.gather(lines)}
-        own_file = self._file(f"rank{self.ranks.rank}.jsonl")
-
-        def write(sample: Sample) -> None:
-            if (sample.prompt_id, sample.index) not in texts:
-                append_lines(own_file, [to_line(prompts[sample.prompt_id], sample)])
-            sample.tokens, sample.logprobs, sample.text = [], [], ""  # on disk, and there may be millions
-
-        with SamplingBar(label, self.ranks, total=k * len(prompts) // self.ranks.world_size) as bar:
-            sample_adaptively(
-                EngineWithMemory(engine, texts),
-                scorer,
-                self.ranks.share(self.missing, f"{purpose}/{self.path}"),
-                config,
-                exit_rule=exit_fixed,
-                step=0,
-                purpose=purpose,
-                progress=lambda n_active, sample: (bar(n_active, sample), write(sample)),
-            )
-        self.ranks.barrier()
-        if self.ranks.rank == 0:
-            self._join()
-        self.missing = []
+        return self.path.with_name(f"{self.path.name}.{ending}")
 
     def pools(self) -> list[Pool]:
-        """One pool a prompt, in order, without tokens; the same on every rank."""
-        pools = {prompt.prompt_id: Pool(replace(prompt, text="", tokens=[]), rounds=1) for prompt in self.prompts}
-        for line in self._lines() if self.ranks.rank == 0 else []:
-            pools[line["prompt_id"]].samples.append(from_line(line))
-        return self.ranks.gather(list(pools.values()) if self.ranks.rank == 0 else [], by_prompt)
+        """One pool for each prompt that has all its responses, in order, without tokens and text."""
+        samples: dict[int, dict[int, Sample]] = defaultdict(dict)
+        for path in self.path.parent.glob(f"{self.path.name}.rank*.jsonl"):
+            for text in path.read_text().splitlines():
+                with contextlib.suppress(ValueError, KeyError):  # a line that a kill has cut short, and what follows it
+                    line = json.loads(text)
+                    sample = Sample(**{name: line[name] for name in KEPT} | {"text": ""}, tokens=[], logprobs=[])
+                    samples[sample.prompt_id][sample.index] = sample
+        return [
+            Pool(replace(prompt, text="", tokens=[]), [own[i] for i in range(self.settings["k"])], rounds=1)
+            for prompt in self.prompts
+            if len(own := samples[prompt.prompt_id]) == self.settings["k"]
+        ]
 
+    def missing(self) -> list[Prompt]:
+        """The prompts that lack responses."""
+        complete = {pool.prompt.prompt_id for pool in self.pools()}
+        return [prompt for prompt in self.prompts if prompt.prompt_id not in complete]
 
-class EngineWithMemory:
-    """An engine that hands out the responses it is told of, without their tokens, and draws the others."""
+    def draw_missing(self, engine, scorer, label: str) -> None:
+        """Draw what is missing, together with the other ranks: the sampler of training with one round of k."""
+        k, purpose, missing = self.settings["k"], self.settings["purpose"], self.missing()
+        config = SamplingConfig(group_size=k, round_size=k, seed=self.settings["seed"])
+        prompts = {prompt.prompt_id: prompt for prompt in missing}
+        lines: dict[int, list[dict]] = defaultdict(list)
+        own_file = self._file(f"rank{self.ranks.rank}.jsonl")
+        self.ranks.barrier()  # all know what is missing
+        if own_file.exists():
+            append_lines(own_file, [{}])  # ends a line that a kill has cut short
 
-    def __init__(self, engine, texts: dict[tuple[int, int], str]):
-        self.engine, self.capacity = engine, engine.capacity
-        self.texts = texts
-        self.remembered: deque[Sample] = deque()
-        self.n_running = 0
+        def graded(n_active: int, sample: Sample) -> None:
+            bar(n_active, sample)
+            prompt, own = prompts[sample.prompt_id], lines[sample.prompt_id]
+            own.append(
+                {name: getattr(sample, name) for name in KEPT} | {"problem": prompt.problem, "gold": prompt.gold}
+            )
+            sample.tokens, sample.logprobs, sample.text = [], [], ""  # there may be millions
+            if len(own) == k:
+                append_lines(own_file, lines.pop(sample.prompt_id))
 
-    def submit(self, key: tuple[int, int], tokens: list[int], seed: int) -> None:
-        if key in self.texts:
-            self.remembered.append(Sample(*key, [], [], self.texts[key], truncated=False))
-        else:
-            self.engine.submit(key, tokens, seed)
-            self.n_running += 1
-
-    def poll(self) -> list[Sample]:
-        drawn = self.engine.poll() if self.n_running else []
-        self.n_running -= len(drawn)
-        remembered = list(self.remembered)
-        self.remembered.clear()
-        return remembered + drawn
-
-
-def to_line(prompt: Prompt, sample: Sample) -> dict:
-    """A response in the journal; `tokens` is their number, `logprob` their sum, in nats."""
-    return {
-        "prompt_id": prompt.prompt_id,
-        "index": sample.index,
-        "problem": prompt.problem,
-        "gold": prompt.gold,
-        "text": sample.text,
-        "correct": sample.correct,
-        "truncated": sample.truncated,
-        "tokens": sample.n_tokens,
-        "logprob": sample.logprob_sum,
-    }
-
-
-def from_line(line: dict) -> Sample:
-    """The response without its tokens and text."""
-    numbers = {"n_tokens": line["tokens"], "logprob_sum": line["logprob"]}
-    return Sample(line["prompt_id"], line["index"], [], [], "", line["truncated"], line["correct"], **numbers)
+        with SamplingBar(label, self.ranks, total=k * len(missing) // self.ranks.world_size) as bar:
+            queue = self.ranks.share(missing, f"{purpose}/{self.path}")
+            sample_adaptively(
+                engine, scorer, queue, config, exit_rule=exit_fixed, step=0, purpose=purpose, progress=graded
+            )
+        self.ranks.barrier()  # all have written

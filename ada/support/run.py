@@ -12,7 +12,7 @@ import json
 import signal
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 from tqdm import tqdm
@@ -81,7 +81,7 @@ class Run:
 
         Only from here on is anything written: whatever could be wrong with the options has shown by now.
         """
-        self._on_rank_0(self._claim)
+        self.ranks.on_rank_0(self._claim)
         newest = checkpoint.newest(self.path / "checkpoints")
         if len(set(self.ranks.gather([(self.path / "config.json").exists() and newest]))) > 1:
             raise RunError(f"{self.path}: ranks see different files there; it must be on a shared file system")
@@ -110,18 +110,6 @@ class Run:
                 )
         except OSError as error:
             raise RunError(f"{self.path}: {error.strerror}") from error
-
-    def _on_rank_0(self, action: Callable[[], None]) -> None:
-        """Do it there; if it fails, say so and end on every rank, rather than leave the others waiting."""
-        problem = None
-        if self.ranks.rank == 0:
-            try:
-                action()
-            except UserError as error:
-                problem = error
-        problem, *_ = self.ranks.gather([problem])
-        if problem:
-            raise problem
 
     def steps(self, start: int) -> Iterator[int]:
         """The steps that are left after `start`, with a progress bar; ends early when the run is told to stop."""
