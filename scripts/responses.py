@@ -1,4 +1,4 @@
-"""k responses to each prompt, on disk as soon as a prompt has all of them: for evaluation and scripts/prepare.py.
+"""k responses to each prompt, on disk as soon as a prompt has all of them: for evaluate.py and prepare.py.
 
     FOLDER/NAME-DIGEST.rank0.jsonl      a line a response with its verdict, those that rank 0 drew
     FOLDER/NAME-DIGEST.json             what they were drawn with, of which DIGEST is a short form
@@ -10,13 +10,32 @@ other settings, prompts or weights the digest is another, and everything is draw
 import contextlib
 import json
 from collections import defaultdict
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 
+from ada import option
+from ada.data import DataConfig
+from ada.engine import Engine, EngineConfig
+from ada.reward import Scorer
 from ada.sampler import Pool, Prompt, Sample, SamplingConfig, exit_fixed, sample_adaptively
+from ada.support import checkpoint
 from ada.support.files import FileError, append_lines, digest, write_atomically
-from ada.support.metrics import SamplingBar
+from ada.support.metrics import SamplingBar, grading_failures
 from ada.support.ranks import Ranks
+
+
+@dataclass
+class DrawConfig(EngineConfig, DataConfig):
+    """Options of a command that draws k responses to each prompt of some data."""
+
+    k: int = option(32, "responses per prompt", at_least=1)
+    max_response_tokens: int = option(4096, "longer responses are cut and marked truncated", at_least=1)
+    max_prompt_tokens: int = option(2048, "longer prompts, in the chat template, are dropped and counted", at_least=1)
+    gpu_memory_share: float = option(0.85, "of each GPU's memory, for vLLM", above=0, below=1)
+    graders: int = option(1, "grading processes per rank", at_least=1)
+    seed: int = option(0, "everything random derives from it", at_least=0)
+    config: str = option("", "YAML file of options")
+
 
 KEPT = ("prompt_id", "index", "text", "correct", "truncated", "n_tokens", "logprob_sum")
 
@@ -93,3 +112,52 @@ class Journal:
                 engine, scorer, queue, config, exit_rule=exit_fixed, step=0, purpose=purpose, progress=graded
             )
         self.ranks.barrier()  # all have written
+
+
+def draw_missing(journals: list[Journal], folder: str, config: DrawConfig, ranks: Ranks) -> None:
+    """Draw all that is missing, with one engine. On all ranks; once per process (see start_again)."""
+    scorer = Scorer(config.graders)  # starts beside the engine
+    longest = max(len(prompt.tokens) for journal in journals for prompt in journal.prompts)
+    engine = Engine(folder, config, max_prompt_tokens=longest, dtype=ranks.compute_dtype, cut_at_context=True)
+    scorer.wait_until_ready()
+    for journal in journals:
+        if missing := journal.missing():
+            if ranks.rank == 0:
+                print(f"{journal.path}: the first prompt is {missing[0].text!r}", flush=True)
+            journal.draw_missing(engine, scorer, f"{short_name(folder)} on {journal.path.name}")
+    failed = {cause: n for cause, n in grading_failures(scorer, ranks).items() if n}
+    if failed and ranks.rank == 0:
+        print(f"wrong because grading failed: {failed}")
+    scorer.close()
+    engine.close()
+
+
+def settings_of(folder: str, config: DrawConfig, purpose: str) -> dict:
+    """What a Journal is told about how its responses are drawn; a model folder counts as changed when its files are."""
+    files = [file for file in sorted(Path(folder).glob("*")) if file.suffix in (".safetensors", ".bin", ".json")]
+    stamps = [(file.name, file.stat().st_size, file.stat().st_mtime_ns) for file in files]
+    return {
+        "purpose": purpose,
+        "model": folder,
+        "files": digest(stamps) if files else "of the hub",
+        "k": config.k,
+        "temperature": config.temperature,
+        "max_response_tokens": config.max_response_tokens,
+        "seed": config.seed,
+    }
+
+
+def find_model(name: str) -> str:
+    """A folder or hub name: of a training run its newest checkpoint, else `name` itself."""
+    newest = checkpoint.newest(Path(name) / "checkpoints")
+    return str(newest / "hf") if newest else name
+
+
+def short_name(model: str) -> str:
+    """Of a model, for tables and folders: out/RUN/checkpoints/step-000080/hf is RUN/step-000080.
+
+    >>> short_name("out/toy-hard/checkpoints/step-000080/hf"), short_name("Qwen/Qwen2.5-Math-1.5B")
+    ('toy-hard/step-000080', 'Qwen/Qwen2.5-Math-1.5B')
+    """
+    parts = [part for part in Path(model).parts if part not in ("checkpoints", "hf")]
+    return "/".join(parts[-2:])
