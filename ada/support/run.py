@@ -112,7 +112,7 @@ class Run:
             raise RunError(f"{self.path}: {error.strerror}") from error
 
     def steps(self, start: int) -> Iterator[int]:
-        """The steps that are left after `start`, with a progress bar; ends early when the run is told to stop."""
+        """The steps that are left after `start`, with a progress bar."""
         total, off = self.config.steps, None if self.ranks.rank == 0 else True
         yield from tqdm(range(start + 1, total + 1), "training", initial=start, total=total, disable=off)
 
@@ -152,7 +152,8 @@ class Run:
             append_lines(self.path / "metrics.jsonl", [metrics])
             if self.wandb:
                 self.wandb.log(metrics, step=metrics["step"])
-        shown = {**SHOWN, _largest_pass(metrics): "pass@{} {{:.3f}}".format(_largest_pass(metrics).partition("@")[2])}
+        largest = _largest_pass(metrics)
+        shown = SHOWN | {largest: largest.removeprefix("eval/") + " {:.3f}"}
         parts = [text.format(metrics[key]) for key, text in shown.items() if metrics.get(key) is not None]
         self.print("  ".join([f"step {metrics['step']:4}", *parts]))
         gap = metrics.get("engine/logprob_gap_mean") or 0.0
