@@ -214,5 +214,5 @@ def median(records: Records, name: str, key: str) -> float:
 def print_ratio(records: Records, name: str, plain: str, *keys: str) -> None:
     """The median over the turns of one way's figure over another's in the same turn."""
     pairs = list(zip(records[name], records[plain], strict=True))
-    ratios = [f"{statistics.median(a[key] / b[key] for a, b in pairs):.3g}x in {key}" for key in keys]
+    ratios = [f"{statistics.median(a[key] / b[key] for a, b in pairs):#.3g}x in {key}" for key in keys]
     print(f"{name} / {plain}: {', '.join(ratios)}")
