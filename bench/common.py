@@ -1,7 +1,9 @@
 """What the scripts of this folder share: options and set-up, models, groups, the plain alternatives, ratios."""
 
+import os
 import platform
 import random
+import re
 import statistics
 import time
 from collections.abc import Callable, Sequence
@@ -16,11 +18,12 @@ from transformers.utils import logging
 
 import toy
 from ada import option
+from ada.data import batch
 from ada.engine import Engine
 from ada.reward import Scorer
 from ada.sampler import ExitRule, Group, Pool, Prompt, Sample, SamplingConfig, seed_of
 from ada.support.ranks import Ranks, init_ranks
-from ada.trainer import MicroBatch, Trainer
+from ada.trainer import Trainer
 from train import Config, load
 
 logging.disable_progress_bar()
@@ -33,11 +36,12 @@ class BenchConfig(Config):
     turns: int = option(5, "measurements of each way; they take turns", at_least=1)
 
 
-def set_up(config: BenchConfig) -> tuple[list[Prompt], Ranks, Engine, Scorer, Trainer]:
-    """What train.py sets up, by the same calls."""
+def set_up(config: BenchConfig) -> tuple[list[list[Prompt]], Ranks, Engine, Scorer, Trainer]:
+    """What train.py sets up, by the same calls, and the prompts of each turn."""
     build_if_missing(config.model)
     ranks = init_ranks()
     _, prompts, _ = load(replace(config, eval_data=""), ranks)
+    batches = batches_of(prompts, config)
     scorer = Scorer(config.graders, reward=config.reward)
     engine = Engine(config.model, config, max_prompt_tokens=config.max_prompt_tokens, dtype=ranks.compute_dtype)
     engine.sleep()
@@ -45,17 +49,19 @@ def set_up(config: BenchConfig) -> tuple[list[Prompt], Ranks, Engine, Scorer, Tr
     scorer.wait_until_ready()
     engine.sync(trainer.named_weights())
     print(machine(), flush=True)
-    return prompts, ranks, engine, scorer, trainer
+    return batches, ranks, engine, scorer, trainer
+
+
+def batches_of(prompts: list[Prompt], config: BenchConfig) -> list[list[Prompt]]:
+    size, seed = config.prompts_per_step, config.seed
+    return [batch(prompts, step=turn, size=size, seed=seed) for turn in range(config.turns + 1)]
 
 
 def machine() -> str:
     """Processor, cores, GPU, torch and date, for the first line of a script's output."""
-    if torch.cuda.is_available():
-        name = torch.cuda.get_device_name()
-    else:
-        lines = Path("/proc/cpuinfo").read_text().splitlines() if Path("/proc/cpuinfo").exists() else []
-        name = next((line.partition(": ")[2] for line in lines if line.startswith("model name")), platform.machine())
-        name += f", {len([line for line in lines if line.startswith('processor')])} cores, no GPU"
+    cpu = re.search("model name.*: (.*)", Path("/proc/cpuinfo").read_text())
+    name = f"{cpu[1] if cpu else platform.machine()}, {os.cpu_count()} cores, no GPU"
+    name = torch.cuda.get_device_name() if torch.cuda.is_available() else name
     return f"{name}; torch {torch.__version__}, {torch.get_num_threads()} thread(s); {date.today()}"
 
 
@@ -77,22 +83,16 @@ def build_if_missing(folder: str) -> None:
     """
     kind, _, shape = Path(folder).name.partition("-")
     if kind == "random" and not Path(folder).exists():
-        hidden, layers, *vocabulary = map(int, shape.split("x"))
-        random_model(folder, hidden=hidden, layers=layers, vocabulary=vocabulary[0] if vocabulary else 270)
+        random_model(folder, **dict(zip(("hidden", "layers", "vocabulary"), map(int, shape.split("x")), strict=False)))
 
 
-def random_model(folder: str, *, hidden: int, layers: int, vocabulary: int, device: str = "cpu", **sizes) -> str:
+def random_model(folder: str, *, hidden: int, layers: int, vocabulary: int = 270, device: str = "cpu", **sizes) -> str:
     """A Hugging Face folder with an untrained Qwen2 and the toy's tokenizer; `sizes` overrides other sizes."""
     tokenizer = toy.make_tokenizer()
     ids = {f"{name}_token_id": getattr(tokenizer, f"{name}_token_id") for name in ("pad", "bos", "eos")}
-    usual = dict(
-        intermediate_size=hidden * 8 // 3,
-        num_attention_heads=hidden // 64,
-        num_key_value_heads=hidden // 64,
-        max_position_embeddings=4096,
-        tie_word_embeddings=True,
-    )
-    config = Qwen2Config(vocab_size=vocabulary, hidden_size=hidden, num_hidden_layers=layers, **ids, **(usual | sizes))
+    sizes = dict(vocab_size=vocabulary, hidden_size=hidden, intermediate_size=hidden * 8 // 3) | sizes
+    sizes = dict(num_attention_heads=hidden // 64, num_key_value_heads=hidden // 64, num_hidden_layers=layers) | sizes
+    config = Qwen2Config(**sizes, **ids, max_position_embeddings=4096, tie_word_embeddings=True)
     torch.manual_seed(0)
     with torch.device(device):
         model = Qwen2ForCausalLM(config)
@@ -162,12 +162,11 @@ def synchronous_rounds(
                 samples |= {(sample.prompt_id, sample.index): sample for sample in engine.poll()}
         for key, sample in samples.items():
             scorer.submit(key, sample.text, pools[key[0]].prompt.gold)
-        n_graded = 0
-        while n_graded < len(samples):
-            for key, correct in scorer.poll(None):
-                samples[key].correct = correct
-                n_graded += 1
+        verdicts = {}
+        while len(verdicts) < len(samples):
+            verdicts |= dict(scorer.poll(None))
         for key in sorted(samples):
+            samples[key].correct = verdicts[key]
             pools[key[0]].samples.append(samples[key])
         for pool in active:
             pool.rounds += 1
@@ -176,12 +175,10 @@ def synchronous_rounds(
     return [pools[prompt_id] for prompt_id in sorted(pools)]
 
 
-def plain_logprobs(model, batch: MicroBatch, precision: torch.dtype = torch.float32) -> Tensor:
-    """[N], by way of all logits."""
-    with torch.autocast(batch.tokens_BT.device.type, dtype=precision, enabled=precision != torch.float32):
-        logits_BTV = model(batch.tokens_BT, use_cache=False).logits[:, :-1]
-    logprobs_BTV = logits_BTV.float().log_softmax(-1)
-    return logprobs_BTV.gather(-1, batch.tokens_BT[:, 1:, None])[..., 0][batch.is_response_BT[:, 1:]]
+def plain_logprobs(model, tokens_BT: Tensor, is_response_BT: Tensor) -> Tensor:
+    """Of the response tokens, [N], by way of all logits."""
+    logprobs_BTV = model(tokens_BT, use_cache=False).logits[:, :-1].float().log_softmax(-1)
+    return logprobs_BTV.gather(-1, tokens_BT[:, 1:, None])[..., 0][is_response_BT[:, 1:]]
 
 
 # ----------------------------------------------------------------------------------------------------------------
@@ -190,14 +187,15 @@ def plain_logprobs(model, batch: MicroBatch, precision: torch.dtype = torch.floa
 Records = dict[str, list[dict[str, float]]]  # of each way, in each turn
 
 
-def take_turns(ways: dict[str, Callable], turns: int, after_turn: Callable = lambda turn: None) -> Records:
-    """Call each way with the number of the turn, `turns` times after a warm-up; `after_turn` isn't measured.
+def take_turns(ways: dict[str, Callable], turns: int, *, before=lambda: None, after_turn=lambda turn: None) -> Records:
+    """Call each way with the number of the turn, `turns` times after a warm-up; `before` each of them isn't measured.
 
     A way's record is what it returned, or if that is nothing, its seconds.
     """
     records = {name: [] for name in ways}
     for turn in range(turns + 1):
         for name, way in ways.items():
+            before()
             start, cpu_start = time.perf_counter(), time.process_time()
             measured = way(turn)
             seconds = {"seconds": time.perf_counter() - start, "CPU seconds": time.process_time() - cpu_start}
@@ -207,8 +205,12 @@ def take_turns(ways: dict[str, Callable], turns: int, after_turn: Callable = lam
     return records
 
 
-def median(records: Records, name: str, key: str) -> float:
-    return statistics.median(record[key] for record in records[name])
+def print_medians(records: Records) -> None:
+    """A table: the figures, and the ways side by side."""
+    print("\n| | " + " | ".join(records) + " |\n" + "| --- " * (len(records) + 1) + "|")
+    for key in next(iter(records.values()))[0]:
+        medians = [statistics.median(record[key] for record in turns) for turns in records.values()]
+        print(f"| {key} | {' | '.join(f'{value:,.3f}' if value < 100 else f'{value:,.0f}' for value in medians)} |")
 
 
 def print_ratio(records: Records, name: str, plain: str, *keys: str) -> None:

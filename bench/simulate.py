@@ -17,9 +17,8 @@ import random
 import statistics
 import sys
 from collections import deque
-from dataclasses import dataclass
 
-from ada.sampler import Pool, Prompt, Sample, SamplingConfig, by_prompt, exit_balance, exit_fixed, sample_adaptively
+from ada.sampler import Prompt, Sample, SamplingConfig, by_prompt, exit_balance, exit_fixed, sample_adaptively
 from bench.common import synchronous_rounds
 
 SLOTS = 512
@@ -75,9 +74,7 @@ class Engine:
             if sample.prompt_id not in self.prefilled:
                 self.prefilled.add(sample.prompt_id)
                 self.time += PREFILL_SEC
-            heapq.heappush(
-                self.running, (self.step + sample.n_tokens, (sample.prompt_id, sample.index), sample)
-            )
+            heapq.heappush(self.running, (self.step + sample.n_tokens, (sample.prompt_id, sample.index), sample))
 
     def poll(self) -> list[Sample]:
         """On to the next response that is complete, whatever else is generated meanwhile."""
@@ -104,38 +101,26 @@ class Grader:
         return verdicts
 
 
-@dataclass
-class Phase:
-    seconds: float
-    pools: list[Pool]
+def sample(way: str, rates: list[float], n_ranks: int, *, shape=(8, 4), rule=exit_balance, slots=SLOTS):
+    """Seconds, and the pools, of "ours", the real sampler on every rank, or of "rounds", which all ranks begin at once.
 
-
-def ours(rates, n_ranks, rule=exit_balance, *, shape=(8, 4), slots=SLOTS) -> Phase:
-    """The real sampler on every rank, without a barrier between prompts or ranks."""
-    prompts, engines = make_prompts(rates), [Engine(rates, slots) for _ in range(n_ranks)]
-    options = dict(config=SamplingConfig(round_size=shape[0], max_rounds=shape[1]), exit_rule=rule, step=1)
-    pools = [
-        sample_adaptively(engine, Grader(), prompts[rank::n_ranks], **options) for rank, engine in enumerate(engines)
-    ]
-    return Phase(max(engine.time for engine in engines), sorted(sum(pools, []), key=by_prompt))
-
-
-def rounds(rates, n_ranks, rule=exit_balance, *, shape=(8, 4), slots=SLOTS) -> Phase:
-    """The same responses in synchronous rounds: each lasts until the slowest response of all ranks is there."""
+    `shape` is the round size and the number of rounds.
+    """
+    prompts = [Prompt(prompt_id, "", [], None) for prompt_id in range(len(rates))]
     engines = [Engine(rates, slots) for _ in range(n_ranks)]
+    options = dict(config=SamplingConfig(round_size=shape[0], max_rounds=shape[1]), exit_rule=rule, step=1)
 
     def barrier() -> None:
         slowest = max(engine.time for engine in engines)
         for engine in engines:
             engine.time = slowest
 
-    options = dict(config=SamplingConfig(round_size=shape[0], max_rounds=shape[1]), exit_rule=rule, step=1)
-    pools = synchronous_rounds(engines, Grader(), make_prompts(rates), barrier=barrier, **options)
-    return Phase(engines[0].time, pools)
-
-
-def make_prompts(rates: list[float]) -> list[Prompt]:
-    return [Prompt(prompt_id, "", [], None) for prompt_id in range(len(rates))]
+    if way == "rounds":
+        pools = synchronous_rounds(engines, Grader(), prompts, barrier=barrier, **options)
+    else:
+        work = [(engine, Grader(), prompts[rank::n_ranks]) for rank, engine in enumerate(engines)]
+        pools = [pool for parts in work for pool in sample_adaptively(*parts, **options)]
+    return max(engine.time for engine in engines), sorted(pools, key=by_prompt)
 
 
 def print_row(*cells) -> None:
@@ -150,14 +135,14 @@ def main() -> None:
     for mix in MIXES:
         rates = pass_rates(mix, n_prompts)
         for n_ranks in (1, 2, 4, 8, 16, 64):
-            grpo = ours(rates, n_ranks, exit_fixed, shape=(4, 1)).seconds
-            synchronous = rounds(rates, n_ranks).seconds
-            phases = {shape: ours(rates, n_ranks, shape=shape) for shape in SHAPES}
-            over_grpo = [f"{seconds / grpo:.2f}x" for seconds in (synchronous, *(p.seconds for p in phases.values()))]
-            print_row(mix, n_ranks, f"{grpo:.1f} s", *over_grpo)
-            ratios.append(phases[8, 4].seconds / synchronous)
-        responses = [f"{sum(len(pool.samples) for pool in phase.pools):,}" for phase in phases.values()]
-        print_row(mix, "responses", f"{4 * n_prompts:,}", responses[1], *responses)
+            grpo, _ = sample("ours", rates, n_ranks, rule=exit_fixed, shape=(4, 1))
+            synchronous, _ = sample("rounds", rates, n_ranks)
+            ours = {shape: sample("ours", rates, n_ranks, shape=shape) for shape in SHAPES}
+            seconds = [synchronous, *(seconds for seconds, _ in ours.values())]
+            print_row(mix, n_ranks, f"{grpo:.1f} s", *(f"{value / grpo:.2f}x" for value in seconds))
+            ratios.append(ours[8, 4][0] / synchronous)
+        n_responses = [sum(len(pool.samples) for pool in pools) for _, pools in ours.values()]
+        print_row(mix, "responses", *(f"{n:,}" for n in [4 * n_prompts, n_responses[1], *n_responses]))
     print(f"ours / synchronous rounds, both 8 x 4: {min(ratios):.2f}x to {max(ratios):.2f}x")
 
 

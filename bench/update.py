@@ -4,9 +4,8 @@
     python -m bench.update --tiny        # the same code on smaller models: its figures mean nothing
 
 Memory: one update of a model with Qwen2.5's vocabulary of 151,936. The plain way has the model return logits
-[B, T, V], takes log_softmax of all of them and picks the targets. Each way runs in a fresh process; what counts is the
-highest resident memory during the update above the level before it. Both have the same weights, sequences,
-micro-batch, objective and optimiser, whose state exists before.
+[B, T, V], takes log_softmax of all of them and picks the targets; all else is the same. Each way runs in a fresh
+process; what counts is the highest resident memory during the update above the level before it.
 
 Time: forward and backward of a model whose head makes a fifth of the FLOPs, against transformers' own forward with
 labels, and backward, on the same micro-batches with the same padding. "with old log-probs" adds the pass without
@@ -21,22 +20,16 @@ from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 
 import torch
+from torch import Tensor
 from transformers import AutoModelForCausalLM
 
 from ada import run_command
 from ada.sampler import Group
 from ada.support.ranks import init_ranks
-from ada.trainer import TokenMeans, Trainer, TrainerConfig, clipped_objective, collate, importance_weights, sequences_of
-from bench.common import (
-    machine,
-    median,
-    plain_logprobs,
-    print_ratio,
-    random_groups,
-    random_model,
-    resident_mib,
-    take_turns,
-)
+from ada.trainer import Policy, TokenMeans, Trainer, TrainerConfig
+from bench.common import machine, plain_logprobs, random_groups, random_model, resident_mib
+
+from bench.common import print_medians, print_ratio, take_turns  # isort: skip
 
 CONFIG = TrainerConfig(lr=1e-3, micro_batch_tokens=4096)
 FULL = dict(
@@ -49,36 +42,18 @@ TINY = {what: (TINY_MODEL, dict(n_groups=2, n_prompt=16, lengths=(32, 64))) for 
 
 def peak_mib(way: str, folder: str, groups: list[Group]) -> float:
     """Highest resident memory of one update above the level before, in this process."""
-    if way == "ours":
-        trainer = Trainer(folder, init_ranks(), CONFIG)
-        update = lambda: trainer.update(groups, step=1)  # noqa: E731
-    else:
-        update = plain_update(folder, groups)
+    if way == "plain":
+        Policy.forward = plain_forward
+    trainer = Trainer(folder, init_ranks(), CONFIG)
     before = resident_mib("VmRSS")
     Path("/proc/self/clear_refs").write_text("5")  # the mark starts again from here
-    update()
+    trainer.update(groups, step=1)
     return resident_mib("VmHWM") - before
 
 
-def plain_update(folder: str, groups: list[Group]):
-    model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
-    optimizer = torch.optim.AdamW(model.parameters(), lr=CONFIG.lr)
-    for weight in model.parameters():
-        moments = {name: torch.zeros_like(weight) for name in ("exp_avg", "exp_avg_sq")}
-        optimizer.state[weight] = {"step": torch.zeros(()), **moments}
-    batch = collate(sequences_of(groups), torch.device("cpu"))
-
-    def update() -> None:
-        logprobs_N = plain_logprobs(model, batch)
-        old_N = logprobs_N.detach()
-        objective_N, _, _ = clipped_objective(logprobs_N, old_N, batch.advantages_N, clip_low=0.2, clip_high=0.28)
-        weights_N = importance_weights(old_N - batch.engine_logprobs_N, 2.0)
-        (-(weights_N * objective_N).sum() / len(logprobs_N)).backward()
-        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
-        optimizer.step()
-        optimizer.zero_grad()
-
-    return update
+def plain_forward(policy: Policy, tokens_BT: Tensor, is_response_BT: Tensor) -> tuple[Tensor, Tensor]:
+    logprobs_N = plain_logprobs(policy.lm, tokens_BT, is_response_BT)
+    return logprobs_N, torch.zeros_like(logprobs_N)  # without entropies
 
 
 def compare_peaks(folder: str, groups: list[Group]) -> float:
@@ -116,8 +91,7 @@ def compare_times(folder: str, groups: list[Group]) -> None:
 
     ways = {"transformers": transformers, "one update": one_update, "with old log-probs": with_old_logprobs}
     records = take_turns(ways, turns=5)
-    for name in ways:
-        print(f"{name:>20}: {median(records, name, 'CPU seconds'):.3f} CPU seconds")
+    print_medians(records)
     for name in ("one update", "with old log-probs"):
         print_ratio(records, name, "transformers", "CPU seconds")
 
