@@ -6,7 +6,7 @@ import random
 import re
 import statistics
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from datetime import date
 from pathlib import Path
@@ -21,7 +21,8 @@ from ada import option
 from ada.data import batch
 from ada.engine import Engine
 from ada.reward import Scorer
-from ada.sampler import ExitRule, Group, Pool, Prompt, Sample, SamplingConfig, seed_of
+from ada.sampler import Group, Pool, Prompt, Sample, seed_of
+from ada.support.answers import is_right
 from ada.support.ranks import Ranks, init_ranks
 from ada.trainer import Trainer
 from train import Config, load
@@ -40,8 +41,7 @@ def set_up(config: BenchConfig) -> tuple[list[list[Prompt]], Ranks, Engine, Scor
     """What train.py sets up, by the same calls, and the prompts of each turn."""
     build_if_missing(config.model)
     ranks = init_ranks()
-    _, prompts, _ = load(replace(config, eval_data=""), ranks)
-    batches = batches_of(prompts, config)
+    batches = batches_of(load(replace(config, eval_data=""), ranks)[1], config)
     scorer = Scorer(config.graders, reward=config.reward)
     engine = Engine(config.model, config, max_prompt_tokens=config.max_prompt_tokens, dtype=ranks.compute_dtype)
     engine.sleep()
@@ -60,19 +60,13 @@ def batches_of(prompts: list[Prompt], config: BenchConfig) -> list[list[Prompt]]
 def machine() -> str:
     """Processor, cores, GPU, torch and date, for the first line of a script's output."""
     cpu = re.search("model name.*: (.*)", Path("/proc/cpuinfo").read_text())
-    name = f"{cpu[1] if cpu else platform.machine()}, {os.cpu_count()} cores, no GPU"
-    name = torch.cuda.get_device_name() if torch.cuda.is_available() else name
-    return f"{name}; torch {torch.__version__}, {torch.get_num_threads()} thread(s); {date.today()}"
+    name = torch.cuda.get_device_name() if torch.cuda.is_available() else cpu[1] if cpu else platform.machine()
+    return f"{name}, {os.cpu_count()} cores, {torch.get_num_threads()} used; torch {torch.__version__}; {date.today()}"
 
 
 def resident_mib(field: str) -> float:
     """VmRSS, this process's resident memory now, or VmHWM, the most it has been."""
-    lines = Path("/proc/self/status").read_text().splitlines()
-    return next(int(line.split()[1]) for line in lines if line.startswith(field)) / 1024
-
-
-# ----------------------------------------------------------------------------------------------------------------
-# Models, groups and rewards made up
+    return int(re.search(rf"{field}:\s*(\d+)", Path("/proc/self/status").read_text())[1]) / 1024
 
 
 def build_if_missing(folder: str) -> None:
@@ -105,16 +99,12 @@ def random_model(folder: str, *, hidden: int, layers: int, vocabulary: int = 270
 
 def random_groups(n_groups: int, *, vocabulary: int, n_prompt: int, lengths: tuple[int, int]) -> list[Group]:
     """Groups of 4 random responses, two of them correct, each of a length between the two `lengths`."""
-    rng = random.Random(0)
-
-    def draw(length: int) -> list[int]:
-        return [rng.randrange(vocabulary) for _ in range(length)]
-
-    groups = []
+    rng, groups = random.Random(0), []
     for prompt_id in range(n_groups):
-        responses = [draw(rng.randint(*lengths)) for _ in range(4)]
+        sizes = [n_prompt, *(rng.randint(*lengths) for _ in range(4))]
+        prompt, *responses = (rng.choices(range(vocabulary), k=size) for size in sizes)
         samples = [Sample(prompt_id, i, tokens, [-9.0] * len(tokens), "", False) for i, tokens in enumerate(responses)]
-        groups.append(Group(Prompt(prompt_id, "", draw(n_prompt), ""), samples, [0.5, -0.5, 0.5, -0.5]))
+        groups.append(Group(Prompt(prompt_id, "", prompt, ""), samples, [0.5, -0.5, 0.5, -0.5]))
     return groups
 
 
@@ -123,27 +113,12 @@ def lucky(response: str, row: dict) -> bool:
 
     The verdict depends on the response alone. It takes the time of comparing two fractions with math-verify.
     """
-    from ada.support.answers import is_right
-
     number = seed_of(response)
     is_right(rf"\frac{{{number % 997}}}{{{number % 13 + 2}}}", rf"\frac{{{number % 991}}}{{{number % 11 + 2}}}")
     return number < row["right_of_16"] / 16 * 2**63
 
 
-# ----------------------------------------------------------------------------------------------------------------
-# The plain alternatives
-
-
-def synchronous_rounds(
-    engines: Sequence,
-    scorer,
-    prompts: list[Prompt],
-    config: SamplingConfig,
-    *,
-    exit_rule: ExitRule,
-    step: int,
-    barrier: Callable[[], None] = lambda: None,
-) -> list[Pool]:
+def synchronous_rounds(engines, scorer, prompts, config, *, exit_rule, step, barrier=lambda: None) -> list[Pool]:
     """Algorithm 1 to the letter: every prompt waits for the slowest response of the round, then for the graders.
 
     Each round is dealt to the engines anew; `barrier` is called at its end.
@@ -181,9 +156,6 @@ def plain_logprobs(model, tokens_BT: Tensor, is_response_BT: Tensor) -> Tensor:
     return logprobs_BTV.gather(-1, tokens_BT[:, 1:, None])[..., 0][is_response_BT[:, 1:]]
 
 
-# ----------------------------------------------------------------------------------------------------------------
-# Ratios
-
 Records = dict[str, list[dict[str, float]]]  # of each way, in each turn
 
 
@@ -206,7 +178,6 @@ def take_turns(ways: dict[str, Callable], turns: int, *, before=lambda: None, af
 
 
 def print_medians(records: Records) -> None:
-    """A table: the figures, and the ways side by side."""
     print("\n| | " + " | ".join(records) + " |\n" + "| --- " * (len(records) + 1) + "|")
     for key in next(iter(records.values()))[0]:
         medians = [statistics.median(record[key] for record in turns) for turns in records.values()]

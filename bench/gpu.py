@@ -3,11 +3,10 @@
     python -m bench.gpu             # one GPU of 80 GB or more; vLLM isn't needed
     python -m bench.gpu --tiny      # the same code on a CPU with a tiny model: its figures mean nothing
 
-The model has the sizes of Qwen2.5-1.5B and random weights; responses have 512 to 2,048 tokens. Measured are tokens per
-second and MFU (6 FLOPs per weight and token, without attention and recomputation); log-probs in bf16 against the same
-weights in fp32; the peak memory of a forward and backward above the level before, against the plain way: autocast, all
-logits, log_softmax. It wants torch 2.11 and transformers 5.17, or newer. What the engine holds of a GPU, awake and
-asleep, and a step by phase, is printed by bench/step.py, where vLLM is installed.
+The model has the sizes of Qwen2.5-1.5B and random weights. Measured are tokens per second and MFU (6 FLOPs per weight
+and token, without attention and recomputation); log-probs in bf16 against the same weights in fp32; peak memory of a
+forward and backward above the level before, against the plain way: autocast, all logits, log_softmax. torch 2.11 and
+transformers 5.17 will do. What the engine holds of a GPU, asleep beside the update, is printed by bench/step.py.
 """
 
 import sys

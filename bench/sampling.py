@@ -7,15 +7,15 @@
 
 It takes train.py's options. Each turn samples the prompts of one step (balance, 8 per round, at most 4 rounds):
 
-  ours            `sample_adaptively` over the engine and the graders, as train.py calls it
-  rounds          synchronous rounds, as the paper's public code has it: all active prompts draw a round, all of it is
-                  generated, then graded, then the exit rule is asked; same engine, same graders
-  the limit       vLLM alone on exactly those requests, all handed over at once, parameters made beforehand: nothing is
-                  decoded, graded or decided. That is what a sampler would need that knew all verdicts beforehand.
+  ours       `sample_adaptively` over the engine and the graders, as train.py calls it
+  rounds     synchronous rounds, as the paper's public code has it: all active prompts draw a round, all of it is
+             generated, then graded, then the exit rule is asked; same engine, same graders
+  the limit  vLLM alone on exactly those requests, all handed over at once: nothing is decoded, graded or decided. It is
+             what a sampler would need that knew all verdicts beforehand.
 
-They take turns on the same seeds, so they generate the same responses (checked). Verdicts of "lucky" are drawn by
-chance at the toy's pass rates, and each costs what math-verify costs. CPU seconds are the process's own; on a machine
-with other work they are the steadier figure, but they do not see waiting. The ratios are printed last.
+They take turns on the same seeds, so they generate the same responses (checked). "lucky" draws verdicts at the toy's
+pass rates, and each costs what math-verify costs. CPU seconds, the process's own, are the steadier figure on a machine
+with other work, but they do not see waiting. The ratios are printed last.
 """
 
 import sys

@@ -8,7 +8,7 @@ each rank, over a fixed share of the prompts. A decoding step takes STEP_SEC and
 response, which gets one token; submitting and a prompt's prefill, once per prompt and rank, hold all of them up. The
 constants are of the order of a 1.5 B model on an 80 GB GPU; what counts is ratios. Lengths are lognormal, cut at
 MAX_TOKENS. Grading takes no time. Whether a response is correct, and its length, follow from its seed alone, so all
-ways to sample see the same responses. The machine does not matter: the same figures come out everywhere.
+ways to sample see the same responses, and the same figures come out on any machine.
 """
 
 import heapq
@@ -34,19 +34,15 @@ def pass_rates(mix: str, n_prompts: int, seed: int = 0) -> list[float]:
     "before RL": pass@1 0.265 and pass@256 0.813, kept where 1 of 16 was correct. "after RL": 35.3% of groups all
     correct at n = 4, 10.2% at n = 256. "hard": evenly from 0 to 1/8.
     """
-    rng = random.Random(seed)
-
-    def draw() -> float:
-        if mix == "hard":
-            return rng.uniform(0, 1 / 8)
-        if mix == "after RL":
-            return rng.betavariate(0.34, 0.30)
-        while True:
+    rng, rates = random.Random(seed), []
+    while len(rates) < n_prompts:
+        if mix == "before RL":
             p = rng.betavariate(0.26, 0.72)
             if rng.random() < 1 - (1 - p) ** 16:
-                return p
-
-    return [draw() for _ in range(n_prompts)]
+                rates.append(p)
+        else:
+            rates.append(rng.uniform(0, 1 / 8) if mix == "hard" else rng.betavariate(0.34, 0.30))
+    return rates
 
 
 class Engine:

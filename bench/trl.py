@@ -17,14 +17,13 @@ import json
 import os
 import subprocess
 import sys
-import tempfile
 import time
 from dataclasses import dataclass, replace
 
 from ada import option, run_command
-from ada.data import batch, load_prompts, load_tokenizer
+from ada.data import load_prompts, load_tokenizer
 from ada.support.options import parse_options
-from bench.common import BenchConfig, print_medians, print_ratio, resident_mib, set_up, take_turns
+from bench.common import BenchConfig, batches_of, print_medians, print_ratio, resident_mib, set_up, take_turns
 from bench.step import one_step
 
 
@@ -35,13 +34,13 @@ class RaceConfig(BenchConfig):
 
 
 def race(config: RaceConfig) -> None:
-    all_prompts, *parts = set_up(replace(config, lr=1e-7, keep_zero_variance=True))  # TRL trains on such groups, too
+    config = replace(config, lr=1e-7, keep_zero_variance=True)  # TRL trains on such groups, too
+    batches, *parts = set_up(config)
     command = [config.trl_python, "-m", "bench.trl", *sys.argv[1:], "--trl_python="]
     child = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
 
     def ours(turn: int) -> dict[str, float]:
-        prompts = batch(all_prompts, step=turn, size=config.prompts_per_step, seed=config.seed)
-        metrics = one_step("grpo", turn, config, prompts, *parts)
+        metrics = one_step("grpo", turn, config, batches[turn], *parts)
         keys = {"step": "time/step", "generation": "time/sampling", "tokens": "sampling/tokens"}
         return {name: metrics[key] for name, key in keys.items()} | {"peak MiB": resident_mib("VmHWM")}
 
@@ -53,8 +52,6 @@ def race(config: RaceConfig) -> None:
     records = take_turns({"ours": ours, "trl": trl}, config.turns)
     print_medians(records)
     print_ratio(records, "trl", "ours", *records["trl"][0])
-    child.stdin.close()
-    child.wait()
 
 
 def trl_side(config: RaceConfig) -> None:
@@ -67,10 +64,8 @@ def trl_side(config: RaceConfig) -> None:
     os.dup2(2, 1)  # what the libraries print
     tokenizer = load_tokenizer(config.model)
     prompts, _ = load_prompts(config.train_data, tokenizer, config)
-    batches = [
-        batch(prompts, step=turn, size=config.prompts_per_step, seed=config.seed) for turn in range(config.turns)
-    ]
-    rows = [{"prompt": prompt.text, "gold": prompt.gold} for prompts in batches for prompt in prompts]
+    ordered = sum(batches_of(prompts, config), [])
+    dataset = Dataset.from_list([{"prompt": prompt.text, "gold": prompt.gold} for prompt in ordered])
     record = {"step": 0.0, "generation": 0.0, "tokens": 0}
 
     def reward(completions, completion_ids, gold, **_) -> list[float]:
@@ -86,8 +81,7 @@ def trl_side(config: RaceConfig) -> None:
 
     class Turns(TrainerCallback):
         def on_step_begin(self, *_, **__):
-            if not sys.stdin.readline():
-                os._exit(0)
+            sys.stdin.readline()
             self.start = time.perf_counter()
 
         def on_step_end(self, *_, **__):
@@ -96,16 +90,13 @@ def trl_side(config: RaceConfig) -> None:
 
     n_responses = config.prompts_per_step * config.group_size
     n_rows = min(config.trl_rows, n_responses)
-    quiet = dict(save_strategy="no", logging_strategy="no", report_to=[], disable_tqdm=True)
-    machine = dict(
-        output_dir=tempfile.mkdtemp(), use_cpu=True, bf16=False, gradient_checkpointing=False, max_steps=1000
-    )
+    quiet = dict(output_dir="out/trl", save_strategy="no", logging_strategy="no", report_to=[], disable_tqdm=True)
+    machine = dict(use_cpu=True, bf16=False, gradient_checkpointing=False, max_steps=config.turns + 1)
     sizes = dict(per_device_train_batch_size=n_rows, gradient_accumulation_steps=n_responses // n_rows)
     sampling = dict(num_generations=config.group_size, max_completion_length=config.max_response_tokens)
     loss = dict(scale_rewards="none", epsilon_high=config.clip_high, learning_rate=1e-7, shuffle_dataset=False)
     grpo_config = GRPOConfig(**quiet, **machine, **sizes, **sampling, **loss, temperature=config.temperature)
-    trained = dict(train_dataset=Dataset.from_list(rows), processing_class=tokenizer, callbacks=[Turns()])
-    Timed(config.model, reward, grpo_config, **trained).train()
+    Timed(config.model, reward, grpo_config, dataset, processing_class=tokenizer, callbacks=[Turns()]).train()
 
 
 def main() -> None:

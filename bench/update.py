@@ -3,14 +3,13 @@
     python -m bench.update               # CPU, one thread, two minutes; wants 10 GiB of memory
     python -m bench.update --tiny        # the same code on smaller models: its figures mean nothing
 
-Memory: one update of a model with Qwen2.5's vocabulary of 151,936. The plain way has the model return logits
-[B, T, V], takes log_softmax of all of them and picks the targets; all else is the same. Each way runs in a fresh
-process; what counts is the highest resident memory during the update above the level before it.
+Memory: one update of a model with Qwen2.5's vocabulary of 151,936, in a fresh process. The plain way has the model
+return logits [B, T, V] and takes log_softmax of all of them; all else is the same. What counts is the highest resident
+memory during the update above the level before it.
 
 Time: forward and backward of a model whose head makes a fifth of the FLOPs, against transformers' own forward with
-labels, and backward, on the same micro-batches with the same padding. "with old log-probs" adds the pass without
-gradient that an iteration of several updates needs, here for all sequences. The ways take turns; what counts is CPU
-seconds: with one thread those of the clock, but for other work on the machine. The ratios are printed last.
+labels, and backward, on the same micro-batches. "with old log-probs" adds the pass without gradient that an iteration
+of several updates needs, here for all sequences. The ways take turns, in CPU seconds. The ratios are printed last.
 """
 
 import multiprocessing
@@ -27,17 +26,14 @@ from ada import run_command
 from ada.sampler import Group
 from ada.support.ranks import init_ranks
 from ada.trainer import Policy, TokenMeans, Trainer, TrainerConfig
-from bench.common import machine, plain_logprobs, random_groups, random_model, resident_mib
+from bench.common import machine, plain_logprobs, print_medians, print_ratio, random_groups, random_model
 
-from bench.common import print_medians, print_ratio, take_turns  # isort: skip
+from bench.common import resident_mib, take_turns  # isort: skip
 
 CONFIG = TrainerConfig(lr=1e-3, micro_batch_tokens=4096)
-FULL = dict(
-    memory=(dict(vocabulary=151_936, hidden=256, layers=2), dict(n_groups=2, n_prompt=128, lengths=(384, 384))),
-    time=(dict(vocabulary=6656, hidden=384, layers=6), dict(n_groups=4, n_prompt=64, lengths=(64, 256))),
-)
-TINY_MODEL = dict(vocabulary=20_000, hidden=64, layers=2)
-TINY = {what: (TINY_MODEL, dict(n_groups=2, n_prompt=16, lengths=(32, 64))) for what in FULL}
+MEMORY = (dict(vocabulary=151_936, hidden=256, layers=2), dict(n_groups=2, n_prompt=128, lengths=(384, 384)))
+TIME = (dict(vocabulary=6656, hidden=384, layers=6), dict(n_groups=4, n_prompt=64, lengths=(64, 256)))
+TINY = (dict(vocabulary=20_000, hidden=64, layers=2), dict(n_groups=2, n_prompt=16, lengths=(64, 64)))
 
 
 def peak_mib(way: str, folder: str, groups: list[Group]) -> float:
@@ -56,22 +52,19 @@ def plain_forward(policy: Policy, tokens_BT: Tensor, is_response_BT: Tensor) -> 
     return logprobs_N, torch.zeros_like(logprobs_N)  # without entropies
 
 
-def compare_peaks(folder: str, groups: list[Group]) -> float:
-    """Peak of ours over that of the plain way."""
+def compare_peaks(folder: str, groups: list[Group]) -> None:
     peaks = {}
     for way in ("plain", "ours"):
         with ProcessPoolExecutor(1, mp_context=multiprocessing.get_context("spawn")) as fresh:
             peaks[way] = fresh.submit(peak_mib, way, folder, groups).result()
         print(f"peak of an update, {way:>5}: {peaks[way]:,.0f} MiB", flush=True)
-    return peaks["ours"] / peaks["plain"]
+    print(f"ours / plain: {peaks['ours'] / peaks['plain']:.2f}x in memory", flush=True)
 
 
 def compare_times(folder: str, groups: list[Group]) -> None:
     trainer = Trainer(folder, init_ranks(), CONFIG)
     bare = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).train()
     micro_batches, n_tokens = trainer._micro_batches(groups)
-    n_padded = sum(batch.tokens_BT.numel() for batch in micro_batches)
-    print(f"{n_padded:,} tokens, {n_tokens:,} of them in responses, {len(micro_batches)} micro-batches", flush=True)
 
     def transformers(turn: int) -> None:
         for batch in micro_batches:
@@ -97,16 +90,11 @@ def compare_times(folder: str, groups: list[Group]) -> None:
 
 
 def main() -> None:
-    sizes = TINY if "--tiny" in sys.argv else FULL
     print(machine())
-    with tempfile.TemporaryDirectory() as root:
-        cases = {
-            what: (random_model(f"{root}/{what}", **model), random_groups(vocabulary=model["vocabulary"], **groups))
-            for what, (model, groups) in sizes.items()
-        }
-        memory = compare_peaks(*cases["memory"])
-        compare_times(*cases["time"])
-        print(f"ours / plain: {memory:.2f}x in memory")
+    for compare, sizes in ((compare_peaks, MEMORY), (compare_times, TIME)):
+        model, groups = TINY if "--tiny" in sys.argv else sizes
+        with tempfile.TemporaryDirectory() as folder:
+            compare(random_model(folder, **model), random_groups(vocabulary=model["vocabulary"], **groups))
 
 
 if __name__ == "__main__":
