@@ -123,7 +123,9 @@ class Engine:
             raise EngineError(f"vLLM refuses {folder}: {one_line(error)}") from error
         self._core = self.llm.llm_engine
         if self.llm.model_config.using_transformers_backend():
-            raise EngineError(f"{folder}: vLLM runs {model.model_type} through transformers' own class, which it alters")
+            raise EngineError(
+                f"{folder}: vLLM runs {model.model_type} through transformers' own class, which it alters"
+            )
         self.tokenizer = self.llm.get_tokenizer()
         self.stop_token_ids = _stop_token_ids(folder, self.tokenizer)
 
