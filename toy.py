@@ -18,6 +18,9 @@ are JSONL files, and the chat template gets the same two sentences as a real mod
 keeps a prompt at about 11 tokens). Delete out/toy-* to build it again.
 """
 
+from ada import UserError, run_command  # first: it sets the number of threads, which torch reads on import
+
+# isort: split
 import fcntl
 import json
 import random
@@ -26,6 +29,13 @@ import shutil
 import sys
 from dataclasses import dataclass
 from pathlib import Path
+
+import torch
+from tokenizers import pre_tokenizers
+from tqdm import trange
+from transformers import AddedToken, GenerationConfig, Qwen2Config, Qwen2ForCausalLM, Qwen2Tokenizer
+
+from ada.data import INSTRUCTION, SYSTEM, ChatTemplate, DataConfig
 
 OUT = Path("out")
 SEED = 0
@@ -160,11 +170,6 @@ def make_tokenizer():
 
     The two fixed sentences, ", " and the opening of the box are whole tokens; any other text is a token per byte.
     """
-    from tokenizers import pre_tokenizers
-    from transformers import AddedToken, Qwen2Tokenizer
-
-    from ada.data import INSTRUCTION, SYSTEM
-
     # Bytes cover everything, so <unk> never occurs; the class asks for one.
     special = {"pad_token": "<pad>", "bos_token": "<bos>", "eos_token": "<eos>", "unk_token": "<pad>"}
     roles = ["<|system|>", "<|user|>", "<|assistant|>"]
@@ -183,8 +188,6 @@ def make_tokenizer():
 
 def make_model(tokenizer):
     """An untrained Qwen2 of 2 layers. Heads are 32 wide, the narrowest that vLLM's CPU attention takes."""
-    from transformers import GenerationConfig, Qwen2Config, Qwen2ForCausalLM
-
     ids = {f"{name}_token_id": getattr(tokenizer, f"{name}_token_id") for name in ("pad", "bos", "eos")}
     config = Qwen2Config(
         vocab_size=len(tokenizer),
@@ -206,11 +209,6 @@ def make_model(tokenizer):
 
 def pretrain(model, tokenizer, task: Task, rng: random.Random, *, steps=350, batch_size=256, learning_rate=4e-3):
     """Imitation of the teacher: next-token loss on his responses, a fresh batch of random chains at each step."""
-    import torch
-    from tqdm import trange
-
-    from ada.data import ChatTemplate, DataConfig
-
     before, after = ChatTemplate(tokenizer, DataConfig())("@")[0].split("@")
     assistant = tokenizer.convert_tokens_to_ids("<|assistant|>")
     teacher = make_teacher(task, rng)
@@ -237,10 +235,6 @@ def pretrain(model, tokenizer, task: Task, rng: random.Random, *, steps=350, bat
 
 def sample(model, tokenizer, problems: list[str], *, count=16) -> dict[str, list[str]]:
     """`count` responses to each problem at temperature 1, by transformers alone: the engine is not up at this point."""
-    import torch
-
-    from ada.data import ChatTemplate, DataConfig
-
     template = ChatTemplate(tokenizer, DataConfig())
     responses = {}
     for length in sorted({len(problem) for problem in problems}):  # equal lengths need no padding
@@ -259,9 +253,7 @@ def sample(model, tokenizer, problems: list[str], *, count=16) -> dict[str, list
 
 
 def write(task: Task, folder: Path):
-    """Trains the base model, samples from it, writes model/ and the three splits into `folder`, prints a table."""
-    import torch
-
+    """Trains the base model, samples from it, writes model/ and the three splits into `folder`."""
     rng = random.Random(SEED)
     tokenizer = make_tokenizer()
     with torch.random.fork_rng(devices=[]):  # the caller's random numbers stay as they were
@@ -276,24 +268,22 @@ def write(task: Task, folder: Path):
     rows = []
     for problem in problems:
         answer = boxed(solve(problem))
-        right = [response for response in responses[problem] if boxed(response) == answer]
-        spurious = sum(not chain_is_right(problem, response) for response in right)
-        rows.append({"problem": problem, "answer": answer, "right_of_16": len(right), "spurious": spurious})
-    train = rows[TEST_ROWS:]
-    splits = {"train": train, "hard": [row for row in train if row["right_of_16"] in (1, 2)], "test": rows[:TEST_ROWS]}
-    print("what the base model makes of each split (spurious: right answers by wrong chains)")
-    print(f"{'split':>8} {'rows':>6} {'reward':>8} {'pass@16':>8} {'spurious':>9}")
-    for name, split in splits.items():
-        lines = [json.dumps({key: row[key] for key in ("problem", "answer", "right_of_16")}) for row in split]
-        (folder / f"{name}.jsonl").write_text("\n".join(lines) + "\n")
-        size, solved = len(split), sum(row["right_of_16"] > 0 for row in split)
-        right, spurious = sum(row["right_of_16"] for row in split), sum(row["spurious"] for row in split)
-        shares = right / (16 * size or 1), solved / (size or 1), spurious / (right or 1)
-        print(f"{name:>8} {size:6} {shares[0]:8.3f} {shares[1]:8.3f} {shares[2]:9.3f}", flush=True)
+        n_correct = sum(boxed(response) == answer for response in responses[problem])
+        rows.append({"problem": problem, "answer": answer, "right_of_16": n_correct})
+    test, train = rows[:TEST_ROWS], rows[TEST_ROWS:]
+    hard = [row for row in train if row["right_of_16"] in (1, 2)]
+    for name, split in (("train", train), ("hard", hard), ("test", test)):
+        (folder / f"{name}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in split))
+        reward = sum(row["right_of_16"] for row in split) / (16 * len(split) or 1)
+        print(f"{name}.jsonl: {len(split)} prompts, of which the base model solves {reward:.1%}", flush=True)
+
+
+def main() -> None:
+    task = (sys.argv[1:] or ["demo"])[0]
+    if task not in TASKS or len(sys.argv) > 2:
+        raise UserError(f"usage: python toy.py [{'|'.join(TASKS)}]")
+    print(build(task))
 
 
 if __name__ == "__main__":
-    chosen = sys.argv[1] if len(sys.argv) > 1 else "demo"
-    if chosen not in TASKS or len(sys.argv) > 2:
-        sys.exit(f"usage: python toy.py [{'|'.join(TASKS)}]")
-    print(build(chosen))
+    run_command(main)

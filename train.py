@@ -21,6 +21,7 @@ from ada import option, run_command  # first: it sets the number of threads, whi
 # isort: split
 import inspect
 import sys
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import ClassVar
@@ -56,6 +57,8 @@ def train(config: "Config") -> None:
     engine.sync(trainer.named_weights())
     run.print(f"training in {run.path} on {ranks.world_size} x {ranks.device.type}; the first prompt is")
     run.print(repr(train_prompts[0].text))
+    for remark in config.remarks():
+        run.print(f"note: {remark}")
     if start == 0:
         run.log({"step": 0, **evaluate(engine, scorer, eval_prompts, ranks, config.eval_k, config.seed, step=0)})
 
@@ -155,6 +158,13 @@ class Config(TrainerConfig, DataConfig):
                 f"--group_size {self.group_size}: --max_rounds {self.max_rounds} of --round_size {self.round_size} "
                 f"give only {most} responses"
             )
+
+    def remarks(self) -> Iterator[str]:
+        """What is allowed, but perhaps not meant."""
+        if self.sampler == "grpo" and (self.round_size, self.max_rounds) != (8, 4):
+            yield f"--sampler grpo draws --group_size {self.group_size} once; --round_size, --max_rounds have no effect"
+        if self.lr > 1e-4 and not toy.is_toy(self.model):
+            yield f"--lr {self.lr} is the toy's order of magnitude; the paper trains language models with 1e-6"
 
 
 # ----------------------------------------------------------------------------------------------------------------

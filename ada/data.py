@@ -83,25 +83,21 @@ def read_rows(source: str, config: DataConfig, on_bad_line: Drop | None = None) 
 
 def read_json(path: Path, on_bad_line: Drop | None) -> Iterator[tuple[str, object]]:
     """One JSON value a line, or the whole file as one array. Files named .json come in both forms."""
-    with open(path, "rb") as file:  # bytes: text mode would also cut lines at the odd carriage return in a string
-        is_array = path.suffix == ".json" and file.read(64).lstrip(b"\xef\xbb\xbf \t\r\n").startswith(b"[")
-        file.seek(0)
-        if is_array:
-            try:
-                rows = json.loads(file.read())
-            except ValueError as error:
-                raise DataError(f"{path}: bad JSON: {error}") from error
-            yield from ((f"{path} row {i}", row) for i, row in enumerate(rows, 1))
-            return
-        for number, line in enumerate(file, 1):
-            where = f"{path}:{number}"
+    content = path.read_bytes()  # text mode would also cut lines at the odd carriage return in a string
+    if path.suffix == ".json" and content.lstrip(b"\xef\xbb\xbf \t\r\n").startswith(b"["):
+        try:
+            yield from ((f"{path} row {i}", row) for i, row in enumerate(json.loads(content), 1))
+        except ValueError as error:
+            raise DataError(f"{path}: bad JSON: {error}") from error
+        return
+    for number, line in enumerate(content.split(b"\n"), 1):
+        try:
             if line.strip():
-                try:
-                    yield where, json.loads(line)
-                except ValueError as error:  # JSONDecodeError, UnicodeDecodeError
-                    if not on_bad_line:
-                        raise DataError(f"{where}: bad JSON: {error}") from error
-                    on_bad_line("bad_row", where, DataError(f"bad JSON: {error}"))
+                yield f"{path}:{number}", json.loads(line)
+        except ValueError as error:  # JSONDecodeError, UnicodeDecodeError
+            if not on_bad_line:
+                raise DataError(f"{path}:{number}: bad JSON: {error}") from error
+            on_bad_line("bad_row", f"{path}:{number}", DataError(f"bad JSON: {error}"))
 
 
 def read_parquet(path: Path) -> Iterator[tuple[str, object]]:
@@ -190,15 +186,6 @@ def find_gold(row: dict, columns: list[str]):
     raise GoldError("; ".join(failures))
 
 
-def check_json(row: dict) -> dict:
-    """The row, which goes to the graders as JSON. Raises DataError if it holds dates, bytes or the like."""
-    try:
-        json.dumps(row)
-    except (TypeError, ValueError) as error:
-        raise DataError(f"not JSON: {error}") from error
-    return row
-
-
 # ----------------------------------------------------------------------------------------------------------------
 # Chat template
 
@@ -217,17 +204,18 @@ def load_tokenizer(model: str):
 
 
 class ChatTemplate:
-    """The prompt of the paper as the model's chat template writes it.
+    """A problem with the two sentences around it, as the model's chat template writes them.
 
     Raises:
-        DataError: there is no template, or it cannot say what it has to.
+        DataError: there is no template, or it leaves out what matters.
     """
 
     def __init__(self, tokenizer, config: DataConfig):
         self.tokenizer = tokenizer
         self.config = config
-        # Some templates write today's date, so a run resumed tomorrow would change its prompts.
-        day = datetime.date(2024, 7, 26)
+        day = datetime.date(
+            2024, 7, 26
+        )  # some templates write today's: a run resumed tomorrow would change its prompts
         self.options = {"date_string": day.strftime("%d %b %Y"), "strftime_now": day.strftime}
         try:
             self.options |= json.loads(config.chat_template_kwargs)
@@ -235,37 +223,31 @@ class ChatTemplate:
             raise DataError(f"--chat_template_kwargs {config.chat_template_kwargs}: not a JSON object") from error
         if not tokenizer.chat_template:
             raise DataError("the tokenizer has no chat template: take an instruction-tuned model, or set one")
-        self.system_apart = bool(config.system_prompt)
+        self.has_system_role = True
         try:
-            self.system_apart = config.system_prompt.strip() in self._render("?")
-        except Exception:  # a template's own "System role not supported", which may be of any kind
-            self.system_apart = False
-        probe = "3+4-9"
+            self.has_system_role = config.system_prompt in self._write("?")
+        except Exception:  # the template's own "System role not supported", of whatever kind
+            self.has_system_role = False
         try:
-            text, without = self._render(probe), self._render(probe, add_generation_prompt=False)
+            text, unprompted = self._write("3+4-9"), self._write("3+4-9", add_generation_prompt=False)
         except Exception as error:
             raise DataError(f"the tokenizer's chat template fails: {one_line(error)}") from error
-        if probe not in text:
+        if "3+4-9" not in text:
             raise DataError("the tokenizer's chat template leaves out the problem")
-        if text == without:
+        if text == unprompted:
             raise DataError("the tokenizer's chat template ignores add_generation_prompt: nothing asks for an answer")
-
-    def _render(self, problem: str, add_generation_prompt: bool = True, tokenize: bool = False):
-        """Text or ids. Templates without a system role get its message at the head of the user's."""
-        config, user = self.config, problem + self.config.instruction
-        if self.system_apart:
-            messages = [{"role": "system", "content": config.system_prompt}, {"role": "user", "content": user}]
-        else:
-            head = config.system_prompt and config.system_prompt + "\n\n"
-            messages = [{"role": "user", "content": head + user}]
-        kind = {"tokenize": tokenize, "add_generation_prompt": add_generation_prompt}
-        return self.tokenizer.apply_chat_template(
-            messages, **kind, **({"return_dict": False} if tokenize else {}), **self.options
-        )
 
     def __call__(self, problem: str) -> tuple[str, list[int]]:
         """(text, token ids). The ids come from the template itself: tokenising the text would often give two BOS."""
-        return self._render(problem), list(self._render(problem, tokenize=True))
+        return self._write(problem), list(self._write(problem, tokenize=True, return_dict=False))
+
+    def _write(self, problem: str, **how):
+        system, user = self.config.system_prompt, problem + self.config.instruction
+        messages = [{"role": "system", "content": system}, {"role": "user", "content": user}]
+        if not self.has_system_role:
+            messages = [{"role": "user", "content": f"{system}\n\n{user}".lstrip()}]
+        how = {"tokenize": False, "add_generation_prompt": True} | how
+        return self.tokenizer.apply_chat_template(messages, **how, **self.options)
 
 
 # ----------------------------------------------------------------------------------------------------------------
@@ -301,7 +283,7 @@ def load_prompts(
         DataError: the source, its columns or the chat template cannot be used, or no prompt remains.
     """
     template = ChatTemplate(tokenizer, config)
-    counts = {"read": 0, "kept": 0, "bad_row": 0, "gold_unreadable": 0, "duplicate": 0, "too_long": 0}
+    counts = dict.fromkeys(("read", "kept", "bad_row", "gold_unreadable", "duplicate", "too_long"), 0)
 
     def drop(cause: str, where: str, why) -> None:
         counts[cause] += 1
@@ -324,9 +306,13 @@ def load_prompts(
             if (key := normalise(problem)) in seen:
                 drop("duplicate", where, "the same problem as in an earlier row")
                 continue
-            gold = check_json(row) if whole_rows else find_gold(row, answer_columns)
-        except (GoldError, DataError) as error:
-            drop("gold_unreadable" if isinstance(error, GoldError) else "bad_row", where, error)
+            gold = row if whole_rows else find_gold(row, answer_columns)
+            json.dumps(gold)  # as it goes to the graders
+        except GoldError as error:
+            drop("gold_unreadable", where, error)
+            continue
+        except (DataError, TypeError, ValueError) as error:  # the last two from JSON: dates, bytes and the like
+            drop("bad_row", where, error)
             continue
         text, tokens = template(problem)
         n_problem = len(tokenizer.encode(problem, add_special_tokens=False))

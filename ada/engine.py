@@ -7,18 +7,16 @@
 
 Written for vLLM 0.32, whose in-process engine is used directly (`llm.llm_engine`), since only that lets requests
 join while others are running. The process group must exist before the engine is made, and every rank must make
-its engine at the same time: vLLM joins the group and agrees on the size of the KV cache through it.
+its engine at the same time: vLLM joins the group and agrees on the size of the KV cache through it. It also sets up
+the process as if alone in it: seeds of the global generators, numbers of threads. Nothing here depends on these.
 """
 
 import logging
 import os
-import random
 import warnings
 from collections.abc import Iterable
-from contextlib import contextmanager
 from dataclasses import dataclass
 
-import numpy as np
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM, GenerationConfig
 
@@ -101,28 +99,27 @@ class Engine:
             # a prompt's prefill in two, which loses track of a seeded request's noise.
             cache_bytes = max(int(config.cpu_kv_cache_gib * 2**30), _kv_bytes(model, max_model_len, dtype))
             placement = dict(kv_cache_memory_bytes=cache_bytes, enforce_eager=True, enable_chunked_prefill=False)
-        with _process_state_kept():
-            import vllm
+        import vllm
 
-            if not torch.cuda.is_available():
-                _skip_compilation_of_token_ranks()
-            try:
-                self.llm = vllm.LLM(
-                    model=folder,
-                    dtype=str(dtype).removeprefix("torch."),
-                    max_model_len=max_model_len,
-                    max_num_seqs=config.max_concurrent,
-                    max_num_batched_tokens=max(8192, max_model_len),
-                    logprobs_mode="processed_logprobs",  # after the temperature, like the trainer's
-                    distributed_executor_backend="external_launcher",  # torchrun's process group, one engine a rank
-                    tensor_parallel_size=1,
-                    generation_config="vllm",  # the model's own top-p and top-k must not slip in
-                    use_tqdm_on_load=False,
-                    seed=0,
-                    **placement,
-                )
-            except ValueError as error:
-                raise EngineError(f"vLLM refuses {folder}: {one_line(error)}") from error
+        if not torch.cuda.is_available():
+            _skip_compilation_of_token_ranks()
+        try:
+            self.llm = vllm.LLM(
+                model=folder,
+                dtype=str(dtype).removeprefix("torch."),
+                max_model_len=max_model_len,
+                max_num_seqs=config.max_concurrent,
+                max_num_batched_tokens=max(8192, max_model_len),
+                logprobs_mode="processed_logprobs",  # after the temperature, like the trainer's
+                distributed_executor_backend="external_launcher",  # torchrun's process group, one engine a rank
+                tensor_parallel_size=1,
+                generation_config="vllm",  # the model's own top-p and top-k must not slip in
+                use_tqdm_on_load=False,
+                seed=0,
+                **placement,
+            )
+        except ValueError as error:
+            raise EngineError(f"vLLM refuses {folder}: {one_line(error)}") from error
         self._core = self.llm.llm_engine
         self.tokenizer = self.llm.get_tokenizer()
         self.stop_token_ids = _stop_token_ids(folder, self.tokenizer)
@@ -276,23 +273,3 @@ def _skip_compilation_of_token_ranks() -> None:
     from vllm.v1.sample import sampler
 
     sampler.batched_count_greater_than = lambda x, values: (x >= values).sum(-1)
-
-
-@contextmanager
-def _process_state_kept():
-    """vLLM sets a process up as if alone in it: re-seeds, changes threads, precision, variables. Put them back."""
-    rng = random.getstate(), np.random.get_state(), torch.get_rng_state()
-    set_num_threads, threads = torch.set_num_threads, torch.get_num_threads()
-    precision = torch.get_float32_matmul_precision()
-    variables = {name: os.environ.get(name) for name in ("LOCAL_WORLD_SIZE", "OMP_NUM_THREADS", "LD_PRELOAD")}
-    try:
-        yield
-    finally:
-        random.setstate(rng[0])
-        np.random.set_state(rng[1])
-        torch.set_rng_state(rng[2])
-        torch.set_num_threads = set_num_threads
-        torch.set_num_threads(threads)
-        torch.set_float32_matmul_precision(precision)
-        for name, value in variables.items():
-            os.environ.pop(name, None) if value is None else os.environ.update({name: value})

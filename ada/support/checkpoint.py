@@ -10,7 +10,6 @@ What a kill leaves behind ends in .tmp, is never read, and goes when the next ch
 """
 
 import json
-import re
 import shutil
 from pathlib import Path
 
@@ -36,7 +35,7 @@ class CheckpointError(UserError):
 
 def newest(folder: Path) -> Path | None:
     """The complete checkpoint of the highest step, or None."""
-    return max(_complete(folder), key=_step, default=None)
+    return max(_complete(folder), default=None)
 
 
 def save(folder: Path, trainer: Trainer, *, step: int, tokenizer, keep: int) -> Path:
@@ -63,10 +62,10 @@ def save(folder: Path, trainer: Trainer, *, step: int, tokenizer, keep: int) -> 
             if final.exists():  # incomplete, or this run would have continued from it
                 _delete(final)
             temporary.rename(final)
-            for old in sorted(_complete(folder), key=_step)[:-keep] if keep else []:
+            for old in _complete(folder)[:-keep] if keep else []:
                 _delete(old)
     except (Exception, dcp.api.CheckpointException) as error:  # safetensors' and tokenizers' are no OSErrors
-        free = _free_gib(folder)  # torch's own message for a full disk is hard to recognise
+        free = shutil.disk_usage(folder.parent).free / 2**30  # torch's own message for a full disk is hard to recognise
         if ranks.rank == 0:
             shutil.rmtree(temporary, ignore_errors=True)
         raise CheckpointError(f"could not save {final} ({free:.1f} GiB free there): {_reason(error)}") from error
@@ -117,22 +116,13 @@ def export(folder: Path, trainer: Trainer, tokenizer) -> None:
 
 
 def _complete(folder: Path) -> list[Path]:
-    return [path.parent for path in folder.glob(f"step-*/{MARKER}") if re.fullmatch(r"step-\d+", path.parent.name)]
-
-
-def _step(path: Path) -> int:
-    return int(path.name.removeprefix("step-"))
+    """The complete ones, in order of their steps: names have six digits."""
+    return sorted(marker.parent for marker in folder.glob(f"step-*[0-9]/{MARKER}"))
 
 
 def _delete(path: Path) -> None:
-    """Out of sight first: a kill must not leave half a checkpoint with its marker."""
-    out_of_sight = path.rename(path.with_suffix(".old.tmp"))
-    shutil.rmtree(out_of_sight)
-
-
-def _free_gib(folder: Path) -> float:
-    existing = next(path for path in (folder, *folder.absolute().parents) if path.exists())
-    return shutil.disk_usage(existing).free / 2**30
+    """Renamed first: a kill must not leave half a checkpoint with its marker."""
+    shutil.rmtree(path.rename(path.with_suffix(".old.tmp")))
 
 
 def _reason(error: BaseException) -> str:

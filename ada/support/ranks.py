@@ -8,6 +8,8 @@ from dataclasses import dataclass
 import torch
 import torch.distributed as dist
 
+from ada import UserError
+
 
 @dataclass
 class Ranks:
@@ -42,6 +44,18 @@ class Ranks:
 
     def barrier(self) -> None:
         self.gather([])
+
+    def on_rank_0(self, action: Callable[[], None]) -> None:
+        """Do it there. If it fails with a UserError, every rank raises that, rather than wait for the first."""
+        problem = None
+        if self.rank == 0:
+            try:
+                action()
+            except UserError as error:
+                problem = error
+        problem, *_ = self.gather([problem])
+        if problem:
+            raise problem
 
 
 def init_ranks() -> Ranks:

@@ -12,7 +12,7 @@ import json
 import signal
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 from tqdm import tqdm
@@ -81,7 +81,7 @@ class Run:
 
         Only from here on is anything written: whatever could be wrong with the options has shown by now.
         """
-        self._on_rank_0(self._claim)
+        self.ranks.on_rank_0(self._claim)
         newest = checkpoint.newest(self.path / "checkpoints")
         if len(set(self.ranks.gather([(self.path / "config.json").exists() and newest]))) > 1:
             raise RunError(f"{self.path}: ranks see different files there; it must be on a shared file system")
@@ -111,20 +111,8 @@ class Run:
         except OSError as error:
             raise RunError(f"{self.path}: {error.strerror}") from error
 
-    def _on_rank_0(self, action: Callable[[], None]) -> None:
-        """Do it there; if it fails, say so and end on every rank, rather than leave the others waiting."""
-        problem = None
-        if self.ranks.rank == 0:
-            try:
-                action()
-            except UserError as error:
-                problem = error
-        problem, *_ = self.ranks.gather([problem])
-        if problem:
-            raise problem
-
     def steps(self, start: int) -> Iterator[int]:
-        """The steps that are left after `start`, with a progress bar; ends early when the run is told to stop."""
+        """The steps that are left after `start`, with a progress bar."""
         total, off = self.config.steps, None if self.ranks.rank == 0 else True
         yield from tqdm(range(start + 1, total + 1), "training", initial=start, total=total, disable=off)
 
@@ -164,7 +152,8 @@ class Run:
             append_lines(self.path / "metrics.jsonl", [metrics])
             if self.wandb:
                 self.wandb.log(metrics, step=metrics["step"])
-        shown = {**SHOWN, _largest_pass(metrics): "pass@{} {{:.3f}}".format(_largest_pass(metrics).partition("@")[2])}
+        largest = _largest_pass(metrics)
+        shown = SHOWN | {largest: largest.removeprefix("eval/") + " {:.3f}"}
         parts = [text.format(metrics[key]) for key, text in shown.items() if metrics.get(key) is not None]
         self.print("  ".join([f"step {metrics['step']:4}", *parts]))
         gap = metrics.get("engine/logprob_gap_mean") or 0.0
