@@ -69,7 +69,9 @@ def make_groups(n_groups: int, *, per_group: int = 4, longest: int = 20, seed: i
 
 
 def make_trainer(folder: str, ranks: Ranks, **options) -> Trainer:
-    return Trainer(folder, ranks, TrainerConfig(**{"lr": 1e-2, "warmup_steps": 4, "micro_batch_tokens": 4096, **options}))
+    return Trainer(
+        folder, ranks, TrainerConfig(**{"lr": 1e-2, "warmup_steps": 4, "micro_batch_tokens": 4096, **options})
+    )
 
 
 def whole(tensor: torch.Tensor) -> torch.Tensor:
