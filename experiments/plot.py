@@ -1,7 +1,7 @@
 """Figures from runs' metrics.jsonl and config.json, the counterparts of the paper's.
 
     python -m experiments.plot out/toy-{grpo,pos,balance}-seed{0,1,2} --out out/plots
-    python -m experiments.plot out/eval/results.json --out out/eval        # Pass@k of what ada.eval has evaluated
+    python -m experiments.plot out/eval/results.json --out out/eval        # Pass@k, of scripts/evaluate.py's results
 
 Runs whose folders differ only in a trailing -seedN are one line: the mean over seeds, and around it a band of one
 standard error over seeds (none with a single seed). `plot_all` is the same from Python, with labels of one's choice.
@@ -249,17 +249,17 @@ def finish(figure: Figure) -> Figure | None:
 
 
 def plot_evaluations(files: list[Path], out: Path) -> list[Path]:
-    """Fig. 2 from results.json of ada.eval: a row of panels for each data set, a colour for each model.
+    """Fig. 2 from results.json of scripts/evaluate.py: a row of panels for each data set, a colour for each model.
 
     Raises:
-        ValueError: a file isn't what ada.eval writes.
+        ValueError: a file isn't what that writes.
     """
     try:
         results = [result for file in files for result in json.loads(file.read_text())]
         models, data = (list(dict.fromkeys(result[key] for result in results)) for key in ("model", "data"))
         lines = [evaluation_line(result, models.index(result["model"])) for result in results]
     except (KeyError, TypeError, AttributeError, json.JSONDecodeError) as error:
-        raise ValueError(f"{', '.join(map(str, files))}: not results of ada.eval: {error!r}") from error
+        raise ValueError(f"{', '.join(map(str, files))}: not results of scripts/evaluate.py") from error
     figure, axes = panels(len(data), 2)
     for line in lines:
         draw_by_k(*axes[data.index(line.data)], line, line.label, title=f"{line.data}\n")
@@ -276,7 +276,7 @@ def evaluation_line(result: dict, style: int) -> Line:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description="Draw the paper's figures.")
-    parser.add_argument("paths", nargs="+", type=Path, help="folders of runs; or results.json of ada.eval")
+    parser.add_argument("paths", nargs="+", type=Path, help="folders of runs; or results.json of scripts/evaluate.py")
     parser.add_argument("--out", type=Path, default=Path("out/plots"), help="the folder for the PNGs (%(default)s)")
     args = parser.parse_args()
     draw_them = plot_evaluations if all(path.suffix == ".json" for path in args.paths) else plot_all
