@@ -440,7 +440,7 @@ def test_more_updates_than_groups(ranks, model):
 
 
 def test_mini_batches_depend_on_seed_and_step_only(ranks, model):
-    """More groups than an iteration has prompts, as passive filtering may bring, are cut at random, not by their ids."""
+    """More groups than an iteration has prompts, as passive filtering may bring, are cut at random."""
     trainer = make_trainer(model, ranks, prompts_per_step=4, updates_per_step=2)
     mini_batches = watch_mini_batches(trainer, train=False)
 
