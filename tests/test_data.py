@@ -115,7 +115,7 @@ def test_prose_of_a_solution_is_no_answer(load, caplog):
     rows = [{"problem": "P?", "solution": "Easy. See above."}, {"problem": "Q?", "solution": r"\boxed{1}"}]
     prompts, counts = load(rows)
     assert problems(prompts) == ["Q?"] and counts["gold_unreadable"] == 1
-    assert "data.jsonl:1: dropped: solution: no \\boxed{}" in caplog.text
+    assert "data.jsonl:1: dropped: solution: " in caplog.text
 
 
 @pytest.mark.parametrize("columns", [("task", "label"), ("extra.task", "extra.label"), ("TASK", "Label")])
@@ -333,9 +333,12 @@ def test_without_a_system_role_its_message_heads_the_users(llama_tokenizer, temp
 
 def test_prompts_and_template_options_can_be_set(llama_tokenizer):
     llama_tokenizer.chat_template = TURNS + "{% if enable_thinking is false %}<think></think>{% endif %}" + ASSISTANT
-    config = DataConfig(
-        system_prompt="Be brief.", instruction=" Now.", chat_template_kwargs='{"enable_thinking": false}'
-    )
+    options = {
+        "system_prompt": "Be brief.",
+        "instruction": " Now.",
+        "chat_template_kwargs": '{"enable_thinking": false}',
+    }
+    config = DataConfig(**options)
     assert ChatTemplate(llama_tokenizer, config)("1?")[0] == "[system]Be brief.[user]1? Now.<think></think>[assistant]"
 
 
@@ -346,11 +349,7 @@ def test_prompts_and_template_options_can_be_set(llama_tokenizer):
         ("{{ messages[0].content }}" + ASSISTANT, {}, "leaves out the problem"),
         (TURNS, {}, "ignores add_generation_prompt"),
         ("{{ raise_exception('not\n today') }}", {}, "chat template fails: not today"),
-        (
-            TURNS + ASSISTANT,
-            {"chat_template_kwargs": "{thinking}"},
-            "--chat_template_kwargs {thinking}: not a JSON object",
-        ),
+        (TURNS + ASSISTANT, {"chat_template_kwargs": "{a}"}, "--chat_template_kwargs {a}: not a JSON object"),
         (TURNS + ASSISTANT, {"chat_template_kwargs": "3"}, "--chat_template_kwargs 3: not a JSON object"),
     ],
 )
@@ -359,6 +358,13 @@ def test_templates_that_would_train_on_the_wrong_text_are_refused(llama_tokenize
     with pytest.raises(DataError) as error:
         ChatTemplate(llama_tokenizer, DataConfig(**options))
     assert message in str(error.value) and "\n" not in str(error.value)
+
+
+def test_another_models_tokenizer_is_refused(load, toy_tokenizer, monkeypatch):
+    """Ids beyond the embeddings would end in an index error deep inside the engine."""
+    monkeypatch.setattr(toy_tokenizer, "n_embeddings", 200, raising=False)
+    with pytest.raises(DataError, match="is beyond the model's 200: another's tokenizer"):
+        load([{"problem": "1+1", "answer": "2"}])
 
 
 def test_a_model_without_a_tokenizer(tmp_path):
@@ -389,11 +395,8 @@ def test_batches_make_epochs_without_repetition(n, size, seed, epochs, data):
 
 def test_batches_depend_on_seed_and_epoch():
     prompts = [Prompt(i, "", [], None) for i in range(64)]
-    drawn = {
-        tuple(p.prompt_id for p in batch(prompts, step=step, size=32, seed=seed))
-        for step in range(4)
-        for seed in range(3)
-    }
+    batches = [batch(prompts, step=step, size=32, seed=seed) for step in range(4) for seed in range(3)]
+    drawn = {tuple(prompt.prompt_id for prompt in drawn) for drawn in batches}
     assert len(drawn) == 12
     with pytest.raises(DataError):
         batch(prompts, step=0, size=0, seed=0)
