@@ -268,14 +268,16 @@ def write(task: Task, folder: Path):
     rows = []
     for problem in problems:
         answer = boxed(solve(problem))
-        n_correct = sum(boxed(response) == answer for response in responses[problem])
-        rows.append({"problem": problem, "answer": answer, "right_of_16": n_correct})
+        right = [response for response in responses[problem] if boxed(response) == answer]
+        spurious = sum(not chain_is_right(problem, response) for response in right)
+        rows.append({"problem": problem, "answer": answer, "right_of_16": len(right), "spurious": spurious})
     test, train = rows[:TEST_ROWS], rows[TEST_ROWS:]
     hard = [row for row in train if row["right_of_16"] in (1, 2)]
     for name, split in (("train", train), ("hard", hard), ("test", test)):
         (folder / f"{name}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in split))
-        reward = sum(row["right_of_16"] for row in split) / (16 * len(split) or 1)
-        print(f"{name}.jsonl: {len(split)} prompts, of which the base model solves {reward:.1%}", flush=True)
+        right, spurious = (sum(row[key] for row in split) for key in ("right_of_16", "spurious"))
+        reward, share = right / (16 * len(split) or 1), spurious / (right or 1)
+        print(f"{name}.jsonl: {len(split)} prompts; base model {reward:.1%} right, {share:.0%} of it by wrong chains")
 
 
 def main() -> None:

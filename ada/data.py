@@ -191,14 +191,16 @@ def find_gold(row: dict, columns: list[str]):
 
 
 def load_tokenizer(model: str):
-    """The tokenizer of a Hugging Face folder or name. Raises DataError if there is none."""
-    from transformers import AutoTokenizer
+    """The tokenizer of a Hugging Face folder or name, with the model's `n_embeddings`. Raises DataError without one."""
+    from transformers import AutoConfig, AutoTokenizer
 
     path = Path(model)
     if not path.is_dir() and (path.is_absolute() or Path(path.parts[0]).is_dir()):  # no hub name; do not ask the hub
         raise DataError(f"--model {model}: no such folder")
     try:
-        return AutoTokenizer.from_pretrained(model)
+        tokenizer = AutoTokenizer.from_pretrained(model)
+        tokenizer.n_embeddings = AutoConfig.from_pretrained(model).get_text_config().vocab_size
+        return tokenizer
     except (OSError, ValueError) as error:
         raise DataError(f"--model {model}: {one_line(error)}") from error
 
@@ -325,6 +327,11 @@ def load_prompts(
     if not prompts:
         raise DataError(
             f"{source}: no prompt left (max_prompt_tokens is {config.max_prompt_tokens}): {describe(counts)}"
+        )
+    largest = max(max(prompt.tokens) for prompt in prompts)
+    if largest >= getattr(tokenizer, "n_embeddings", largest + 1):
+        raise DataError(
+            f"{source}: token {largest} is beyond the model's {tokenizer.n_embeddings}: another's tokenizer?"
         )
     return prompts, counts
 

@@ -89,6 +89,7 @@ class Engine:
         self.config = config
         self.asleep = False
         self._keys: dict[str, Key] = {}  # vLLM's request id -> ours
+        self._weight_names = _weight_names(model)
         if torch.cuda.is_available():
             for variable in ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF"):
                 if "expandable_segments:True" in os.environ.get(variable, ""):
@@ -121,9 +122,12 @@ class Engine:
         except ValueError as error:
             raise EngineError(f"vLLM refuses {folder}: {one_line(error)}") from error
         self._core = self.llm.llm_engine
+        if self.llm.model_config.using_transformers_backend():
+            raise EngineError(
+                f"{folder}: vLLM runs {model.model_type} through transformers' own class, which it alters"
+            )
         self.tokenizer = self.llm.get_tokenizer()
         self.stop_token_ids = _stop_token_ids(folder, self.tokenizer)
-        self._weight_names = _weight_names(model)
 
     def submit(self, key: Key, tokens: list[int], seed: int) -> None:
         """Queue one response to the prompt `tokens` [P]. A seed gives the same response whatever runs beside it.

@@ -1,5 +1,6 @@
 """What several test files share."""
 
+import multiprocessing
 import os
 import sys
 from pathlib import Path
@@ -8,18 +9,31 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")  # before torch: two busy OpenMP t
 
 import pytest
 
-from ada import toy
+WITH_ENGINES = {"test_train", "test_evaluate", "test_prepare", "test_restarts"}  # they start whole commands
+
+
+def pytest_collection_finish(session):
+    """What the processes of tiny.py and commands.py begin with; vLLM, 10 s, only if a test will want it."""
+    import commands
+
+    files = {item.path.stem for item in session.items}
+    light = ["ada.trainer", "transformers.models.qwen2.modeling_qwen2"]
+    multiprocessing.set_forkserver_preload(commands.PRELOADED if files & WITH_ENGINES else light)
 
 
 @pytest.fixture(scope="session")
 def toy_folder() -> Path:
     """out/toy-demo with the model and its three splits: built once (about a minute), then kept between test runs."""
-    return Path(toy.locate("toy-demo/model")).resolve().parent
+    import toy  # here: half of the test files need no torch
+
+    return toy.build("demo").resolve()
 
 
 @pytest.fixture(scope="session")
 def toy_tokenizer():
     """The toy's tokenizer, without its model."""
+    import toy
+
     return toy.make_tokenizer()
 
 
@@ -27,7 +41,7 @@ def toy_tokenizer():
 def ranks():
     """This process as the only rank."""
     import torch.distributed as dist
-    from tiny import join_ranks  # here: most test files need no torch
+    from tiny import join_ranks
 
     yield join_ranks(0, 1, dist.HashStore())
     dist.destroy_process_group()

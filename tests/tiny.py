@@ -1,6 +1,5 @@
 """Tiny random models, made-up groups, and functions run on several ranks: what the trainer's tests are built from."""
 
-import multiprocessing
 import random
 import time
 from collections.abc import Callable
@@ -12,7 +11,8 @@ from transformers import LlamaConfig, LlamaForCausalLM, Qwen2Config, Qwen2ForCau
 from transformers.utils import logging
 
 from ada.sampler import Group, Prompt, Sample
-from ada.trainer import Ranks, Trainer
+from ada.support.ranks import Ranks
+from ada.trainer import Trainer, TrainerConfig
 
 logging.disable_progress_bar()
 VOCABULARY = 266  # that of the toy's tokenizer
@@ -57,19 +57,21 @@ def make_groups(n_groups: int, *, per_group: int = 4, longest: int = 20, seed: i
         return [rng.randrange(3, VOCABULARY) for _ in range(length)]
 
     groups = []
-    for row in range(n_groups):
-        prompt = Prompt(row, f"problem {row}", draw(rng.randint(2, 9)), "42")
+    for i in range(n_groups):
+        prompt = Prompt(i, f"problem {i}", draw(rng.randint(2, 9)), "42")
         samples = []
         for index in range(per_group):
             tokens = draw(rng.randint(1, longest))
             logprobs = [-rng.uniform(0.1, 9) for _ in tokens]
-            samples.append(Sample(row, index, tokens, logprobs, "", truncated=index % 4 == 3))
+            samples.append(Sample(i, index, tokens, logprobs, "", truncated=index % 4 == 3))
         groups.append(Group(prompt, samples, [rng.choice([0.75, 0.5, -0.25, -0.5]) for _ in samples]))
     return groups
 
 
 def make_trainer(folder: str, ranks: Ranks, **options) -> Trainer:
-    return Trainer(folder, ranks, **{"lr": 1e-2, "warmup_steps": 4, "micro_batch_tokens": 4096, **options})
+    return Trainer(
+        folder, ranks, TrainerConfig(**{"lr": 1e-2, "warmup_steps": 4, "micro_batch_tokens": 4096, **options})
+    )
 
 
 def whole(tensor: torch.Tensor) -> torch.Tensor:
@@ -126,9 +128,6 @@ def run_on_ranks(function: Callable, world_size: int, folder: Path, *arguments) 
         TimeoutError: the ranks hang; they are killed.
     """
     folder.mkdir(parents=True)
-    multiprocessing.set_forkserver_preload(
-        ["ada.trainer", "transformers.models.qwen2.modeling_qwen2"]
-    )  # once, not per rank
     context = torch.multiprocessing.start_processes(
         _run_rank, (world_size, folder, function, arguments), nprocs=world_size, join=False, start_method="forkserver"
     )

@@ -9,10 +9,12 @@ original = ada.engine.Engine.poll
 
 
 def poll(self):
-    for key, tokens, logprobs, text, truncated in original(self):
-        if seed_of(key, tokens) % 20 == 0:
-            text = rf"\boxed{{{[*HOSTILE, chr(0) + chr(0xD800)][seed_of(key) % (len(HOSTILE) + 1)]}}}"
-        yield key, tokens, logprobs, text, truncated
+    samples = original(self)
+    for sample in samples:
+        key = (sample.prompt_id, sample.index)
+        if seed_of(key, sample.tokens) % 20 == 0:
+            sample.text = rf"\boxed{{{[*HOSTILE, chr(0) + chr(0xD800)][seed_of(key) % (len(HOSTILE) + 1)]}}}"
+    return samples
 
 
 ada.engine.Engine.poll = poll

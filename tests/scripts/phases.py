@@ -3,8 +3,9 @@
 import os
 from pathlib import Path
 
-import ada.checkpoint
 import ada.engine
+import ada.sampler
+import ada.support.checkpoint
 import train
 
 file = Path(os.environ["PHASE_FILE"])
@@ -24,8 +25,8 @@ def watch(owner, name: str, phase: str) -> None:
     setattr(owner, name, watched)
 
 
-watch(train, "sample_adaptively", "sampling")
+watch(ada.sampler, "sample_adaptively", "sampling")
 watch(train.Trainer, "update", "update")
 watch(ada.engine.Engine, "sync", "sync")
-watch(ada.checkpoint, "save", "saving")
+watch(ada.support.checkpoint, "save", "saving")
 train.main()
