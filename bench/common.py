@@ -160,10 +160,7 @@ Records = dict[str, list[dict[str, float]]]  # of each way, in each turn
 
 
 def take_turns(ways: dict[str, Callable], turns: int, *, before=lambda: None, after_turn=lambda turn: None) -> Records:
-    """Call each way with the number of the turn, `turns` times after a warm-up; `before` each of them isn't measured.
-
-    A way's record is what it returned, or if that is nothing, its seconds.
-    """
+    """What each way returned in each turn after a warm-up, or if nothing, its seconds; `before` isn't measured."""
     records = {name: [] for name in ways}
     for turn in range(turns + 1):
         for name, way in ways.items():
@@ -181,7 +178,7 @@ def print_medians(records: Records) -> None:
     print("\n| | " + " | ".join(records) + " |\n" + "| --- " * (len(records) + 1) + "|")
     for key in next(iter(records.values()))[0]:
         medians = [statistics.median(record[key] for record in turns) for turns in records.values()]
-        print(f"| {key} | {' | '.join(f'{value:,.3f}' if value < 100 else f'{value:,.0f}' for value in medians)} |")
+        print(f"| {key} | {' | '.join(f'{value:.3g}' if value < 100 else f'{value:,.0f}' for value in medians)} |")
 
 
 def print_ratio(records: Records, name: str, plain: str, *keys: str) -> None:

@@ -6,11 +6,10 @@
     python -m bench.trl --trl_python ../trl-venv/bin/python --model out/random-512x8x32768 --prompts_per_step 8 \\
         --max_response_tokens 500 --micro_batch_tokens 4096 --trl_rows 8 --turns 3       # 42 M parameters
 
-It takes train.py's options, --model among them. Both sides have the same model and prompts, responses at temperature 1,
-fp32, one thread, one optimiser step of AdamW per batch on all its responses, token mean, advantages against the group's
-mean, no KL. TRL lives in a process of its own; they take steps in turn, one at rest while the other works. It generates
-with transformers (one padded batch until the longest response ends), cuts the update into --trl_rows sequences padded
-to the longest of the batch, and grades with a cheap Python function. The ratios are printed last.
+It takes train.py's options, --model among them. Both sides: the same model and prompts, temperature 1, fp32, one
+thread, one step of AdamW per batch, token mean, advantages against the group's mean, no KL. They take steps in turn.
+TRL, in a process of its own, generates with transformers (one padded batch until the longest response ends) and pads
+the update's sequences to the longest of the batch. The ratios are printed last.
 """
 
 import json

@@ -8,8 +8,8 @@ return logits [B, T, V] and takes log_softmax of all of them; all else is the sa
 memory during the update above the level before it.
 
 Time: forward and backward of a model whose head makes a fifth of the FLOPs, against transformers' own forward with
-labels, and backward, on the same micro-batches. "with old log-probs" adds the pass without gradient that an iteration
-of several updates needs, here for all sequences. The ways take turns, in CPU seconds. The ratios are printed last.
+labels, and backward, on the same micro-batches. "with old log-probs" adds the pass without gradient that several
+updates need. The ways take turns, in CPU seconds. The ratios are printed last.
 """
 
 import multiprocessing

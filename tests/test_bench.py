@@ -70,6 +70,7 @@ def test_gpu_script_needs_no_vllm():
     assert "tok/s" in result.stdout and "against fp32: mean" in result.stdout
 
 
+@pytest.mark.slow
 def test_update_script():
     """The plain way and ours, in fresh processes and in turn."""
     assert "x in memory" in run("bench.update", "--tiny")
