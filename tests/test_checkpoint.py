@@ -20,10 +20,12 @@ from tiny import (
 )
 from transformers import AutoModelForCausalLM, AutoTokenizer, GenerationConfig
 
-from ada import checkpoint
-from ada.checkpoint import MARKER, CheckpointError
-from ada.toy import make_tokenizer
-from ada.trainer import Ranks, collate, rows_of
+from ada.support import checkpoint
+from ada.support.checkpoint import MARKER, CheckpointError
+from ada.support.files import FileError, cut_log
+from ada.support.ranks import Ranks
+from ada.trainer import collate, sequences_of
+from toy import make_tokenizer
 
 EXACT = 1e-5  # relative, fp32
 GROUPS = make_groups(4)
@@ -35,10 +37,14 @@ def tokenizer():
 
 
 def trained(folder: str, ranks: Ranks, n_steps: int = 2, **options):
-    trainer = make_trainer(folder, ranks, lr=1e-3, **options)
+    trainer = fresh(folder, ranks, **options)
     for step in range(1, n_steps + 1):
-        trainer.update(GROUPS, seed=0, step=step, n_updates=2)
+        trainer.update(GROUPS, step=step)
     return trainer
+
+
+def fresh(folder: str, ranks: Ranks, **options):
+    return make_trainer(folder, ranks, lr=1e-3, updates_per_step=2, **options)
 
 
 def everything_of(trainer) -> dict[str, torch.Tensor]:
@@ -70,10 +76,10 @@ def test_a_loaded_trainer_is_the_saved_one_bit_for_bit_and_goes_on_alike(ranks, 
     assert path == checkpoint.newest(tmp_path) == tmp_path / "step-000002"
     assert equal(everything_of(saved), before), "saving changed something"
 
-    loaded = make_trainer(model, ranks, lr=1e-3)
+    loaded = trained(model, ranks, n_steps=4)  # what it has learnt is overwritten
     assert checkpoint.load(path, loaded) == 2
     assert equal(everything_of(loaded), before)
-    metrics = [trainer.update(GROUPS, seed=0, step=3, n_updates=2) for trainer in (saved, loaded)]
+    metrics = [trainer.update(GROUPS, step=3) for trainer in (saved, loaded)]
     assert metrics[0] == metrics[1]
     assert equal(everything_of(loaded), everything_of(saved))
 
@@ -83,25 +89,18 @@ def test_saving_before_the_first_update_changes_nothing(ranks, model, tokenizer,
     saved, loaded, never_saved = (make_trainer(model, ranks, weight_decay=0.1) for _ in range(3))
     checkpoint.load(checkpoint.save(tmp_path, saved, step=1, tokenizer=tokenizer, keep=2), loaded)
     for trainer in (saved, loaded, never_saved):
-        trainer.update(GROUPS, seed=0, step=2)
+        trainer.update(GROUPS, step=2)
     assert equal(everything_of(saved), everything_of(never_saved))
     assert equal(everything_of(loaded), everything_of(never_saved))
 
 
-def test_loading_overwrites_what_a_trainer_has_learnt(ranks, model, tokenizer, tmp_path):
-    saved, other = trained(model, ranks), trained(model, ranks, n_steps=4)
-    path = checkpoint.save(tmp_path, saved, step=2, tokenizer=tokenizer, keep=2)
-    checkpoint.load(path, other)
-    assert equal(everything_of(other), everything_of(saved))
-
-
 def continue_from(ranks: Ranks, model: str, saved_by_one: Path, folder: Path) -> dict[str, dict]:
     """On several ranks: load what one rank saved, save that, and take another step."""
-    trainer = make_trainer(model, ranks, lr=1e-3)
+    trainer = fresh(model, ranks)
     checkpoint.load(saved_by_one, trainer)
     loaded = everything_of(trainer)
     path = checkpoint.save(folder, trainer, step=2, tokenizer=make_tokenizer(), keep=2)
-    trainer.update(GROUPS, seed=0, step=3, n_updates=2)
+    trainer.update(GROUPS, step=3)
     return {"loaded": loaded, "path": path, "continued": everything_of(trainer)}
 
 
@@ -111,12 +110,12 @@ def test_another_number_of_ranks_continues_from_a_checkpoint(ranks, model, token
     path = checkpoint.save(tmp_path / "one", trainer, step=2, tokenizer=tokenizer, keep=2)
     outcomes = run_on_ranks(continue_from, 2, tmp_path / "meet", model, path, tmp_path / "two")
 
-    back = make_trainer(model, ranks, lr=1e-3)
+    back = fresh(model, ranks)
     assert checkpoint.load(outcomes[0]["path"], back) == 2
     assert [path.name for path in (tmp_path / "two").iterdir()] == ["step-000002"]
     assert equal(everything_of(back), before)
-    trainer.update(GROUPS, seed=0, step=3, n_updates=2)
-    back.update(GROUPS, seed=0, step=3, n_updates=2)
+    trainer.update(GROUPS, step=3)
+    back.update(GROUPS, step=3)
     assert equal(everything_of(back), everything_of(trainer))
     for outcome in outcomes:
         assert equal(outcome["loaded"], before)
@@ -131,10 +130,10 @@ def test_newest_is_the_complete_one_of_the_highest_step(tmp_path):
     assert checkpoint.newest(tmp_path / "nowhere") is None
     assert checkpoint.newest(tmp_path) is None
     fake_checkpoint(tmp_path, "step-000900")
-    expected = fake_checkpoint(tmp_path, "step-1000000")  # sorts before 000900 as text
-    fake_checkpoint(tmp_path, "step-2000000", complete=False)
-    fake_checkpoint(tmp_path, "step-2000001.tmp")
-    fake_checkpoint(tmp_path, "step-2000002.old.tmp")
+    expected = fake_checkpoint(tmp_path, "step-001000")
+    fake_checkpoint(tmp_path, "step-002000", complete=False)
+    fake_checkpoint(tmp_path, "step-002001.tmp")
+    fake_checkpoint(tmp_path, "step-002002.old.tmp")
     fake_checkpoint(tmp_path, "step-backup")
     assert checkpoint.newest(tmp_path) == expected
 
@@ -161,19 +160,15 @@ def test_saving_keeps_the_newest_complete_ones(ranks, model, tokenizer, tmp_path
     assert checkpoint.load(tmp_path / "step-000035", trainer) == 35  # in the place of the incomplete one
 
 
-@pytest.mark.parametrize("damage", ["missing", "half", "empty"])
 @pytest.mark.parametrize("name", [MARKER, "state/.metadata", "state/__0_0.distcp"])
-def test_a_damaged_checkpoint_is_an_error_of_one_line(ranks, model, saved_once, tmp_path, name, damage):
+def test_a_damaged_checkpoint_is_an_error_of_one_line(ranks, model, saved_once, tmp_path, name):
     path = shutil.copytree(saved_once, tmp_path / "step-000002")
-    file = path / name
-    if damage == "missing":
-        file.unlink()
-    else:
-        content = file.read_bytes()
-        file.write_bytes(content[: len(content) // 2] if damage == "half" else b"")
-    with pytest.raises(CheckpointError, match="could not load .*step-000002: ") as raised:
-        checkpoint.load(path, make_trainer(model, ranks))
-    assert "\n" not in str(raised.value)
+    content, trainer = (path / name).read_bytes(), make_trainer(model, ranks)
+    for damaged in (content[: len(content) // 2], b"", None):
+        (path / name).unlink() if damaged is None else (path / name).write_bytes(damaged)
+        with pytest.raises(CheckpointError, match="could not load .*step-000002: ") as raised:
+            checkpoint.load(path, trainer)
+        assert "\n" not in str(raised.value)
 
 
 def test_another_models_checkpoint_is_an_error(ranks, llama, saved_once):
@@ -300,22 +295,24 @@ def test_all_ranks_hear_of_one_that_could_not_write(model, tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("text", "step", "expected"),
+    ("text", "step", "n_kept"),
     [
-        ("", 5, ""),
-        ('{"step": 0}\n{"step": 1}\n', 1, '{"step": 0}\n{"step": 1}\n'),
-        ('{"step": 0}\n{"step": 1}\n{"step": 2}\n', 1, '{"step": 0}\n{"step": 1}\n'),
-        ('{"step": 1, "a": 1}\n{"step": 1, "a": 2}\n{"step": 2}\n', 1, '{"step": 1, "a": 1}\n{"step": 1, "a": 2}\n'),
-        ('{"step": 0}\n{"step": 1, "rew', 1, '{"step": 0}\n'),  # killed while writing
-        ('{"step": 0}\n{"step": 1}', 1, '{"step": 0}\n'),  # complete but for the end of the line: written again
-        ('{"step": 0}\n{"step": 1}\n', -1, ""),
+        ("", 5, 0),
+        ('{"step": 0}\n{"step": 1}\n', 1, 2),
+        ('{"step": 0}\n{"step": 1}\n{"step": 2}\n', 1, 2),
+        ('{"step": 1, "a": 1}\n{"step": 1, "a": 2}\n{"step": 2}\n', 1, 2),
+        ('{"step": 0}\n{"step": 1, "rew', 1, 1),  # killed while writing
+        ('{"step": 0}\n{"step": 1}', 1, 1),  # complete but for the end of the line: written again
+        ('{"step": 0}\n{"step": 1}\n', -1, 0),
     ],
 )
-def test_a_log_is_cut_back_to_the_checkpoint(tmp_path, text, step, expected):
+def test_a_log_is_cut_back_to_the_checkpoint(tmp_path, text, step, n_kept):
     log = tmp_path / "metrics.jsonl"
+    cut_log(log, step)  # there need not be one
+    assert list(tmp_path.iterdir()) == []
     log.write_text(text)
-    checkpoint.cut_log(log, step)
-    assert log.read_text() == expected
+    cut_log(log, step)
+    assert log.read_text() == "".join(text.splitlines(keepends=True)[:n_kept])
     assert list(tmp_path.iterdir()) == [log]
 
 
@@ -324,17 +321,9 @@ def test_a_log_that_cannot_be_cut_stays_as_it_was(tmp_path):
     text = "".join(json.dumps({"step": step}) + "\n" for step in range(100))
     for broken in (text, "no JSON\n" + text):
         log.write_text(broken)
-        with (
-            disk_full_after(200),
-            pytest.raises(CheckpointError, match="could not cut .*metrics.jsonl back to step 50: "),
-        ):
-            checkpoint.cut_log(log, 50)
+        with disk_full_after(200), pytest.raises(FileError, match="could not cut .*metrics.jsonl back to step 50: "):
+            cut_log(log, 50)
         assert log.read_text() == broken
-
-
-def test_there_need_not_be_a_log(tmp_path):
-    checkpoint.cut_log(tmp_path / "metrics.jsonl", 3)
-    assert list(tmp_path.iterdir()) == []
 
 
 # ----------------------------------------------------------------------------------------------------------------
@@ -351,7 +340,7 @@ def test_the_export_is_what_transformers_loads(request, ranks, tokenizer, tmp_pa
     original = AutoModelForCausalLM.from_pretrained(folder, dtype="auto")
     assert type(loaded) is type(original)
     assert equal(dict(loaded.named_parameters()), weights_of(trainer))
-    batch = collate(rows_of(GROUPS), ranks.device)
+    batch = collate(sequences_of(GROUPS), ranks.device)
     with torch.no_grad():
         expected, _ = trainer.policy(batch.tokens_BT, batch.is_response_BT)
         logps = loaded(batch.tokens_BT[:, :-1]).logits.log_softmax(-1)
@@ -369,6 +358,21 @@ def test_the_export_is_what_transformers_loads(request, ranks, tokenizer, tmp_pa
     assert AutoTokenizer.from_pretrained(hf)(text)["input_ids"] == tokenizer(text)["input_ids"]
     assert AutoTokenizer.from_pretrained(hf).chat_template == tokenizer.chat_template
     assert GenerationConfig.from_pretrained(hf).eos_token_id == original.generation_config.eos_token_id == 2
+
+
+def test_a_generation_config_that_cannot_be_saved_is_carried_over(ranks, model, tokenizer, tmp_path):
+    """Some public models have one: transformers reads a temperature without do_sample, and refuses to write it."""
+    folder = shutil.copytree(model, tmp_path / "model")
+    written = {"eos_token_id": [2, 3], "temperature": 0.6, "top_p": 0.95, "do_sample": False}
+    (folder / "generation_config.json").write_text(json.dumps(written))
+    trainer = make_trainer(str(folder), ranks)
+    with pytest.raises(ValueError, match="do_sample"):
+        trainer.lm.generation_config.save_pretrained(tmp_path)
+    checkpoint.export(tmp_path / "hf", trainer, tokenizer)
+    exported = json.loads((tmp_path / "hf" / "generation_config.json").read_text())
+    assert {name: exported.get(name, False) for name in written} == written
+    assert trainer.lm.generation_config.temperature == 0.6, "the trainer's own must stay what it was"
+    assert GenerationConfig.from_pretrained(tmp_path / "hf").eos_token_id == [2, 3]
 
 
 def test_the_export_is_in_the_engines_dtype_and_says_so(ranks, model, tokenizer, tmp_path):

@@ -7,9 +7,11 @@ import torch
 import torch.distributed as dist
 from transformers import Qwen2Config, Qwen2ForCausalLM
 
-from ada.checkpoint import export
 from ada.data import load_tokenizer
-from ada.trainer import Trainer, init_ranks
+from ada.engine import Engine, EngineConfig, EngineError
+from ada.support.checkpoint import export
+from ada.support.ranks import init_ranks
+from ada.trainer import Trainer, TrainerConfig
 
 MAX_TOKENS, MAX_PROMPT = 20, 12
 
@@ -28,11 +30,8 @@ def random_model(folder, toy_folder, *, seed, tied=True, head_size=32):
     return model.eval()
 
 
-@pytest.fixture(scope="module")
-def models(tmp_path_factory, toy_folder):
-    """Folders and models: two with a tied head."""
-    root = tmp_path_factory.mktemp("models")
-    return {name: (root / name, random_model(root / name, toy_folder, seed=i)) for i, name in enumerate(("a", "b"))}
+def make_engine(folder, **options):
+    return Engine(str(folder), EngineConfig(max_response_tokens=MAX_TOKENS), max_prompt_tokens=MAX_PROMPT, **options)
 
 
 @pytest.fixture(scope="module")
@@ -42,13 +41,19 @@ def ranks():
 
 
 @pytest.fixture(scope="module")
-def vllm_engine(models, ranks, toy_folder, tmp_path_factory):
-    """Built from an exported checkpoint of model "a": what it loads by itself is tested first of all."""
-    from ada.engine import Engine
+def models(tmp_path_factory, toy_folder, ranks):
+    """(model, trainer with its weights) of two with a tied head."""
+    root = tmp_path_factory.mktemp("models")
+    models = {name: random_model(root / name, toy_folder, seed=i) for i, name in enumerate(("a", "b"))}
+    return {name: (model, Trainer(str(root / name), ranks, TrainerConfig())) for name, model in models.items()}
 
+
+@pytest.fixture(scope="module")
+def vllm_engine(models, toy_folder, tmp_path_factory):
+    """Built from an exported checkpoint of model "a": what it loads by itself is tested first of all."""
     folder = tmp_path_factory.mktemp("exported") / "hf"
-    export(folder, Trainer(str(models["a"][0]), ranks, lr=0.0), load_tokenizer(str(toy_folder / "model")))
-    engine = Engine(str(folder), max_tokens=MAX_TOKENS, max_prompt_tokens=MAX_PROMPT)
+    export(folder, models["a"][1], load_tokenizer(str(toy_folder / "model")))
+    engine = make_engine(folder)
     yield engine
     engine.close()
 
@@ -57,7 +62,7 @@ def vllm_engine(models, ranks, toy_folder, tmp_path_factory):
 def engine(vllm_engine):
     """The one engine of this file, at temperature 1 unless a test sets another."""
     yield vllm_engine
-    vllm_engine.temperature = 1.0
+    vllm_engine.config.temperature = 1.0
 
 
 def some_prompts(n, tokenizer):
@@ -67,13 +72,13 @@ def some_prompts(n, tokenizer):
 
 
 def generate(engine, prompts, seeds):
-    """All responses, by row."""
-    for row, (prompt, seed) in enumerate(zip(prompts, seeds, strict=True)):
-        engine.submit((row, 0), prompt, seed)
-    done = {}
-    while len(done) < len(prompts):
-        done |= {row: rest for (row, _), *rest in engine.poll()}
-    return done
+    """All responses, in order of the prompts."""
+    for prompt_id, (prompt, seed) in enumerate(zip(prompts, seeds, strict=True)):
+        engine.submit((prompt_id, 0), prompt, seed)
+    samples = []
+    while len(samples) < len(prompts):
+        samples += engine.poll()
+    return sorted(samples, key=lambda sample: sample.prompt_id)
 
 
 def reference_logprobs(model, prompt, tokens, temperature):
@@ -84,79 +89,69 @@ def reference_logprobs(model, prompt, tokens, temperature):
 
 def check_logprobs(engine, model, temperature):
     prompts = some_prompts(64, engine.tokenizer)
-    for row, (tokens, logprobs, _, truncated) in generate(engine, prompts, range(64)).items():
-        expected = reference_logprobs(model, prompts[row], tokens, temperature)
-        assert (torch.tensor(logprobs) - expected).abs().max() < 1e-4
-        assert truncated == (tokens[-1] not in engine.stop_token_ids)
-        assert len(tokens) == MAX_TOKENS or not truncated
+    for prompt, sample in zip(prompts, generate(engine, prompts, range(64)), strict=True):
+        expected = reference_logprobs(model, prompt, sample.tokens, temperature)
+        assert (torch.tensor(sample.logprobs) - expected).abs().max() < 1e-4
+        assert sample.truncated == (sample.tokens[-1] not in engine.stop_token_ids)
+        assert len(sample.tokens) == MAX_TOKENS or not sample.truncated
+        assert sample.text == engine.tokenizer.decode(sample.tokens, skip_special_tokens=True)
 
 
 def test_an_exported_checkpoint_is_the_model_that_was_trained(models, engine):
     """No sync yet: the weights are those that vLLM read from the folder."""
-    check_logprobs(engine, models["a"][1], 1.0)
+    check_logprobs(engine, models["a"][0], 1.0)
 
 
 @pytest.mark.parametrize("temperature", [0.7, 1.0])
-def test_logprobs_are_those_of_the_weights_last_synced(models, ranks, engine, temperature):
+def test_logprobs_are_those_of_the_weights_last_synced(models, engine, temperature):
     """A stale weight, a stale prefix cache, a forgotten tied head or temperature shows as a log-prob gap."""
-    engine.temperature = temperature
+    engine.config.temperature = temperature
     for name in ("a", "b", "a"):
-        folder, model = models[name]
+        model, trainer = models[name]
         engine.sleep()
-        engine.sync(Trainer(str(folder), ranks, lr=0.0).named_weights())
+        engine.sync(trainer.named_weights())
         check_logprobs(engine, model, temperature)
 
 
-def test_greedy_tokens_equal_transformers(models, ranks, engine):
+def test_greedy_tokens_equal_transformers(models, engine):
     """At temperature 0 the engine must write, token for token, what transformers writes with the synced weights."""
-    engine.temperature = 0.0
-    for name in ("a", "b"):
-        folder, model = models[name]
-        engine.sleep()
-        engine.sync(Trainer(str(folder), ranks, lr=0.0).named_weights())
-        prompts = some_prompts(8, engine.tokenizer)
-        done = generate(engine, prompts, range(8))
-        for row, prompt in enumerate(prompts):
-            written = model.generate(
-                torch.tensor([prompt]),
-                attention_mask=torch.ones(1, len(prompt)),
-                do_sample=False,
-                max_new_tokens=MAX_TOKENS,
-            )[0, len(prompt) :]
-            assert done[row][0] == written.tolist()
+    engine.config.temperature = 0.0
+    prompts = some_prompts(8, engine.tokenizer)
+    for model, trainer in models.values():
+        engine.sync(trainer.named_weights())
+        for prompt, sample in zip(prompts, generate(engine, prompts, range(8)), strict=True):
+            options = dict(attention_mask=torch.ones(1, len(prompt)), do_sample=False, max_new_tokens=MAX_TOKENS)
+            assert sample.tokens == model.generate(torch.tensor([prompt]), **options)[0, len(prompt) :].tolist()
 
 
-def test_seeded_responses_do_not_depend_on_the_batch(models, engine):
+def test_seeded_responses_do_not_depend_on_the_batch(engine):
     """Otherwise two ranks, or a resumed run, would draw other responses than one."""
     prompts = some_prompts(100, engine.tokenizer)
     together = generate(engine, prompts, range(100))
-    for row in (0, 17, 99):
-        assert generate(engine, [prompts[row]], [row])[0] == together[row]
+    for i in (0, 17, 99):
+        [alone] = generate(engine, [prompts[i]], [i])
+        assert (alone.tokens, alone.logprobs, alone.text) == (
+            together[i].tokens,
+            together[i].logprobs,
+            together[i].text,
+        )
     again = generate(engine, prompts, range(1, 101))
-    assert sum(again[row] == together[row] for row in range(100)) < 50, "other seeds, other responses"
+    assert sum(one.tokens == other.tokens for one, other in zip(again, together, strict=True)) < 50, "other seeds"
 
 
-def test_prompt_tokens_survive_and_text_is_decoded_without_special_tokens(models, engine):
-    tokens, logprobs, text, _ = generate(engine, some_prompts(1, engine.tokenizer), [5])[0]
-    assert len(tokens) == len(logprobs)
-    assert text == engine.tokenizer.decode(tokens, skip_special_tokens=True)
-
-
-def test_asleep_it_refuses_to_generate(models, ranks, engine):
+def test_asleep_it_refuses_to_generate(models, engine):
     """Between sleep and sync there are no weights: what it wrote would be noise."""
-    from ada.engine import EngineError
-
     engine.submit((0, 0), [9, 9], 0)
     engine.sleep()  # with a live request, which is dropped
     with pytest.raises(EngineError, match="asleep"):
         engine.submit((1, 0), [9, 9], 0)
     with pytest.raises(EngineError, match="asleep"):
         engine.poll()
-    engine.sync(Trainer(str(models["a"][0]), ranks, lr=0.0).named_weights())
-    assert list(generate(engine, [[9, 9]], [0])) == [0]
+    engine.sync(models["a"][1].named_weights())
+    assert len(generate(engine, [[9, 9]], [0])) == 1
 
 
-def test_wake_up_order(models, ranks, engine, monkeypatch):
+def test_wake_up_order(models, engine, monkeypatch):
     """Lowest peak: memory for weights, weights, memory for the KV cache; then the cache of the old weights goes."""
     calls = []
 
@@ -174,41 +169,35 @@ def test_wake_up_order(models, ranks, engine, monkeypatch):
     watch("collective_rpc", lambda method, **_: method)
     watch("reset_prefix_cache", lambda: "reset cache")
     engine.sleep()
-    engine.sync(Trainer(str(models["a"][0]), ranks, lr=0.0).named_weights())
+    engine.sync(models["a"][1].named_weights())
     assert calls == ["sleep 2", "wake weights", "reload_weights", "wake kv_cache", "reset cache"]
-    engine.sync(Trainer(str(models["a"][0]), ranks, lr=0.0).named_weights())
+    engine.sync(models["a"][1].named_weights())
     assert calls[5:] == ["reload_weights", "reset cache"], "awake, it need not be woken"
 
 
-def test_a_missing_weight_is_an_error(models, ranks, engine):
+def test_a_missing_weight_is_an_error(models, engine):
     """vLLM would go on with what was in memory: after a sleep on a GPU, anything."""
-    from ada.engine import EngineError
-
-    trainer = Trainer(str(models["a"][0]), ranks, lr=0.0)
+    model, trainer = models["a"]
     with pytest.raises(EngineError, match="model.layers.1.mlp.down_proj.weight"):
         engine.sync(item for item in trainer.named_weights() if "layers.1.mlp.down_proj" not in item[0])
     engine.sync(trainer.named_weights())
-    check_logprobs(engine, models["a"][1], 1.0)
+    check_logprobs(engine, model, 1.0)
 
 
-def test_an_untied_head_is_synced_too(tmp_path, toy_folder, ranks, engine):
+def test_an_untied_head_is_synced_too(tmp_path, toy_folder, ranks):
     """A second engine in one process, for a model whose head is a weight of its own."""
-    from ada.engine import Engine
-
     random_model(tmp_path / "a", toy_folder, seed=0, tied=False)
     model = random_model(tmp_path / "b", toy_folder, seed=1, tied=False)
-    untied = Engine(str(tmp_path / "a"), max_tokens=MAX_TOKENS, max_prompt_tokens=MAX_PROMPT)
-    untied.sync(Trainer(str(tmp_path / "b"), ranks, lr=0.0).named_weights())
+    untied = make_engine(tmp_path / "a")
+    untied.sync(Trainer(str(tmp_path / "b"), ranks, TrainerConfig()).named_weights())
     check_logprobs(untied, model, 1.0)
     untied.close()
 
 
 def test_unsupported_models_are_refused_in_one_line(tmp_path, toy_folder, ranks):
     """vLLM itself would fail at its first step, or with a page of validation errors."""
-    from ada.engine import Engine, EngineError
-
     random_model(tmp_path / "narrow", toy_folder, seed=0, head_size=24)
     with pytest.raises(EngineError, match="head size 24"):
-        Engine(str(tmp_path / "narrow"), max_tokens=8, max_prompt_tokens=8)
+        make_engine(tmp_path / "narrow")
     with pytest.raises(EngineError, match="max_prompt_tokens"):
-        Engine(str(toy_folder / "model"), max_tokens=8, max_prompt_tokens=100_000)
+        Engine(str(toy_folder / "model"), EngineConfig(), max_prompt_tokens=100_000)

@@ -1,28 +1,31 @@
 """The toy: its task, its folder as transformers and math-verify see it, and builds that are killed or compete."""
 
-import json
+import multiprocessing
+import os
 import random
 import re
-import subprocess
 import sys
 import time
 import unicodedata
 from pathlib import Path
 
 import pytest
+import torch
+from commands import read
 from hypothesis import given
 from hypothesis import strategies as st
+from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, GenerationConfig
 
-from ada import toy
-from ada.data import INSTRUCTION, SYSTEM, apply_template
+import toy
+from ada import UserError
+from ada.data import INSTRUCTION, SYSTEM, ChatTemplate, DataConfig
 from ada.reward import last_boxed
 
-ROOT = Path(__file__).parent.parent
 chains = st.from_regex(r"[0-9]([+-][0-9]){1,3}", fullmatch=True, alphabet=st.characters(codec="ascii"))
 
 
-def read(path: Path) -> list[dict]:
-    return [json.loads(line) for line in path.read_text().splitlines()]
+def templated(tokenizer, problem: str) -> tuple[str, list[int]]:
+    return ChatTemplate(tokenizer, DataConfig())(problem)
 
 
 @given(chains)
@@ -33,24 +36,28 @@ def test_solve_against_python(problem):
     assert toy.chain_is_right(problem, response)
 
 
-def test_chain_is_right_sees_spurious_positives():
-    assert toy.chain_is_right("3+4-9", r"7, 8, \boxed{8}")
-    assert not toy.chain_is_right("3+4-9", r"6, 8, \boxed{8}")  # two mistakes that cancel
-    assert not toy.chain_is_right("3+4-9", r"7, 9, \boxed{9}")
-    assert not toy.chain_is_right("3+4-9", r"8, \boxed{8}")
-    assert not toy.chain_is_right("3+4-9", "")
-    assert toy.chain_is_right("3+4-9", r"7, 8, \boxed{8}8}8}")  # babble after the box is another matter
+@pytest.mark.parametrize(
+    "response, right",
+    [
+        (r"7, 8, \boxed{8}", True),
+        (r"7, 8, \boxed{8}8}8}", True),  # babble after the box is another matter
+        (r"6, 8, \boxed{8}", False),  # two mistakes that cancel
+        (r"7, 9, \boxed{9}", False),
+        (r"8, \boxed{8}", False),
+        ("", False),
+    ],
+)
+def test_chain_is_right_sees_spurious_positives(response, right):
+    assert toy.chain_is_right("3+4-9", response) == right
+    assert toy.right_chain(response, {"problem": "3+4-9", "answer": "8"}) == right
 
 
-def test_the_reward_for_chains_wants_the_answer_too():
-    row = {"problem": "3+4-9", "answer": "8"}
-    assert toy.right_chain(r"7, 8, \boxed{8}", row) and toy.right_chain(r"7, 8, \boxed{8}8}8}", row)
-    assert not toy.right_chain(r"6, 8, \boxed{8}", row)
-    assert not toy.right_chain(r"7, 8, \boxed{8} \boxed{3}", row)  # the last box counts
+def test_the_reward_for_chains_takes_the_last_box():
+    assert not toy.right_chain(r"7, 8, \boxed{8} \boxed{3}", {"problem": "3+4-9", "answer": "8"})
 
 
 def test_chain_is_right_reads_templated_prompts(toy_tokenizer):
-    text, _ = apply_template(toy_tokenizer, "3+4-9")
+    text, _ = templated(toy_tokenizer, "3+4-9")
     assert toy.chain_is_right(text, r"7, 8, \boxed{8}") and not toy.chain_is_right(text, r"6, 8, \boxed{8}")
 
 
@@ -69,7 +76,7 @@ def test_teacher_knows_the_stated_shares(task):
 
 
 def test_prompt_and_response_tokens(toy_tokenizer):
-    text, ids = apply_template(toy_tokenizer, "3+4-9")
+    text, ids = templated(toy_tokenizer, "3+4-9")
     assert text == f"<bos><|system|>{SYSTEM}<|user|>3+4-9{INSTRUCTION}<|assistant|>"
     assert len(ids) == 11 and ids.count(toy_tokenizer.bos_token_id) == 1
     ids = toy_tokenizer(toy.solve("3+4-9"), add_special_tokens=False)["input_ids"]
@@ -84,10 +91,8 @@ def test_any_text_survives_the_tokenizer(toy_tokenizer, text):
 
 
 def test_folder_loads_as_any_model(toy_folder):
-    from transformers import AutoConfig, AutoTokenizer, GenerationConfig
-
     made, loaded = toy.make_tokenizer(), AutoTokenizer.from_pretrained(toy_folder / "model")
-    assert apply_template(loaded, "3+4-9") == apply_template(made, "3+4-9")
+    assert templated(loaded, "3+4-9") == templated(made, "3+4-9")
     response = toy.solve("3+4-9")
     ids = loaded(response, add_special_tokens=False)["input_ids"]
     assert ids == made(response, add_special_tokens=False)["input_ids"] and loaded.decode(ids) == response
@@ -112,9 +117,6 @@ def test_splits(toy_folder):
 
 def test_base_model_has_head_room(toy_folder):
     """Rewarded now and then, wrong by greedy decoding, right in 16 tries: what adaptive sampling is for."""
-    import torch
-    from transformers import AutoModelForCausalLM, AutoTokenizer
-
     rows = read(toy_folder / "test.jsonl")
     reward = sum(row["right_of_16"] for row in rows) / len(rows) / 16
     assert 0.2 < reward < 0.4
@@ -132,8 +134,6 @@ def test_base_model_has_head_room(toy_folder):
 
 
 def test_pretraining_is_deterministic_and_leaves_the_callers_random_state(tmp_path, monkeypatch):
-    import torch
-
     pretrain = toy.pretrain
     monkeypatch.setattr(toy, "pretrain", lambda *arguments: pretrain(*arguments, steps=3, batch_size=8))
     monkeypatch.setattr(toy, "TRAIN_ROWS", 8)
@@ -146,49 +146,57 @@ def test_pretraining_is_deterministic_and_leaves_the_callers_random_state(tmp_pa
         assert (tmp_path / "a" / file).read_bytes() == (tmp_path / "b" / file).read_bytes()
 
 
-def test_other_names_come_back_unchanged(tmp_path, monkeypatch):
+def test_other_paths_are_left_alone(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    for name in ("Qwen/Qwen2.5-Math-1.5B", "data/train.jsonl", "toy-demo", "toy-demo/other", "toy-x/model", ""):
-        assert toy.locate(name) == name
+    for path in ("Qwen/Qwen2.5-Math-1.5B", "data/train.jsonl", "out/toy-demo", "out/toy-x/model", "toy-demo/model", ""):
+        toy.build_if_missing(path)
+        assert not toy.is_toy(path)
     assert not list(tmp_path.iterdir())
+    assert toy.is_toy("out/toy-demo/model") and toy.is_toy("out/toy-chains/train.jsonl")
 
 
-# What stands in for the minute of training in the three tests below: leaves a mark of each start.
-PRETENCE = """
-import sys, time
-from pathlib import Path
-from ada import toy
-def write(task, folder):
-    folder.mkdir()
-    with open("starts", "a") as file: file.write("x")
-    (folder / "train.jsonl").write_text("half")
-    time.sleep(float(sys.argv[1]))
-    (folder / "train.jsonl").write_text("whole")
-toy.write = write
-print(Path(toy.locate("toy-demo/train")).read_text())
-"""
+def build(folder: Path, seconds: float) -> None:
+    """What a command does on first use, with a short sleep for the minute of training; leaves a mark of each start."""
+
+    def write(task, unfinished):
+        unfinished.mkdir()
+        with open("starts", "a") as file:
+            file.write("x")
+        (unfinished / "train.jsonl").write_text("half")
+        time.sleep(seconds)
+        (unfinished / "train.jsonl").write_text("whole")
+
+    os.chdir(folder)
+    toy.write = write
+    toy.build_if_missing("out/toy-demo/train.jsonl")
+    assert Path("out/toy-demo/train.jsonl").read_text() == "whole"
 
 
-def start(folder: Path, seconds: float) -> subprocess.Popen:
-    command = [sys.executable, "-c", PRETENCE, str(seconds)]
-    return subprocess.Popen(command, cwd=folder, env={"PYTHONPATH": str(ROOT)}, stdout=subprocess.PIPE, text=True)
+def start(folder: Path, seconds: float):
+    process = multiprocessing.get_context("forkserver").Process(target=build, args=(folder, seconds))
+    process.start()
+    return process
 
 
 def test_competing_builders_build_once(tmp_path):
     builders = [start(tmp_path, 0.5) for _ in range(4)]
-    assert [builder.communicate(timeout=60)[0] for builder in builders] == ["whole\n"] * 4
+    for builder in builders:
+        builder.join(60)
+    assert [builder.exitcode for builder in builders] == [0] * 4
     assert (tmp_path / "starts").read_text() == "x"
 
 
 def test_killed_build_leaves_nothing_half_usable(tmp_path):
     builder = start(tmp_path, 60)
     while not (tmp_path / "starts").exists():
-        assert builder.poll() is None
+        assert builder.is_alive()
         time.sleep(0.02)
     builder.kill()
-    builder.communicate()
+    builder.join()
     assert not (tmp_path / "out/toy-demo").exists()
-    assert start(tmp_path, 0).communicate(timeout=60)[0] == "whole\n"
+    again = start(tmp_path, 0)
+    again.join(60)
+    assert again.exitcode == 0
     assert (tmp_path / "starts").read_text() == "xx"
 
 
@@ -202,11 +210,12 @@ def test_failed_build_can_be_repeated(tmp_path, monkeypatch):
     monkeypatch.setattr(toy, "write", fail)
     for _ in range(2):
         with pytest.raises(OSError, match="disk full"):
-            toy.locate("toy-demo/train")
+            toy.build_if_missing("out/toy-demo/train.jsonl")
         assert not Path("out/toy-demo").exists()
 
 
-def test_command_refuses_unknown_tasks(tmp_path):
-    command = [sys.executable, "-m", "ada.toy", "sums"]
-    result = subprocess.run(command, cwd=tmp_path, env={"PYTHONPATH": str(ROOT)}, capture_output=True, text=True)
-    assert result.returncode == 1 and result.stderr == "usage: python -m ada.toy [demo|contrast|chains]\n"
+@pytest.mark.parametrize("arguments", [["sums"], ["demo", "chains"]])
+def test_command_refuses_unknown_tasks(arguments, monkeypatch):
+    monkeypatch.setattr(sys, "argv", ["toy.py", *arguments])
+    with pytest.raises(UserError, match=r"usage: python toy.py \[demo\|chains\]"):
+        toy.main()
