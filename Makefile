@@ -13,15 +13,18 @@ train: .venv/ready
 	$(BIN)/torchrun --standalone train.py $(ARGS)
 
 TOY := out/reproduce-toy
+RUNS := $(TOY)/grpo $(TOY)/pos $(TOY)/balance
 reproduce-toy: .venv/ready
-	$(BIN)/python -m ada.data prepare --source toy-demo/train --model toy-demo/model --preset hard --out $(TOY)/hard.jsonl
-	for sampler in grpo pos balance; do \
+	$(BIN)/python scripts/prepare.py --source out/toy-demo/train.jsonl --model out/toy-demo/model --preset hard \
+	  --out $(TOY)/hard.jsonl
+	for run in $(RUNS); do \
 	  $(BIN)/torchrun --standalone train.py --config configs/toy-hard.yaml --train_data $(TOY)/hard.jsonl \
-	    --sampler $$sampler --eval_every 20 --out $(TOY) --name $$sampler || exit 1; \
+	    --sampler $${run##*/} --eval_every 20 --out $(TOY) --name $${run##*/} || exit 1; \
 	done
-	$(BIN)/python -m ada.plot $(TOY)/grpo $(TOY)/pos $(TOY)/balance --out $(TOY)/plots
-	$(BIN)/python -m ada.eval --model toy-demo/model $(TOY)/grpo $(TOY)/pos $(TOY)/balance \
-	  --data toy-demo/test $(TOY)/hard.jsonl --k 32 --max-tokens 32 --plot --out $(TOY)/eval
+	$(BIN)/python scripts/evaluate.py --model out/toy-demo/model $(RUNS) --data out/toy-demo/test.jsonl $(TOY)/hard.jsonl \
+	  --k 32 --max_response_tokens 32 --out $(TOY)/eval
+	$(BIN)/python -m experiments.plot $(RUNS) --out $(TOY)/plots
+	$(BIN)/python -m experiments.plot $(TOY)/eval/results.json --out $(TOY)/eval
 
 figures: .venv/ready
 	$(BIN)/python -m experiments.figures $(ARGS)

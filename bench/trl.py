@@ -2,95 +2,68 @@
 
     python3.11 -m venv ../trl-venv      # outside of the repository; a CPU torch first, as in the README
     ../trl-venv/bin/pip install -r bench/requirements-trl.txt
-    python bench/trl.py toy --trl_python ../trl-venv/bin/python        # 128 prompts x 4 responses of some 8 tokens
-    python bench/trl.py random --trl_python ../trl-venv/bin/python     # 42 M parameters, 8 x 4 of 1 to 500 tokens
+    python -m bench.trl --trl_python ../trl-venv/bin/python            # the toy; the smallest: --prompts_per_step 8
+    python -m bench.trl --trl_python ../trl-venv/bin/python --model out/random-512x8x32768 --prompts_per_step 8 \\
+        --max_response_tokens 500 --micro_batch_tokens 4096 --trl_rows 8 --turns 3
 
-Both have the same model folder, prompts in the same order, 4 responses to each at temperature 1, fp32, one thread, one
-optimiser step of AdamW per batch on all its responses, token mean, advantages against the group's mean, no KL. Each
-lives in a process of its own; they take steps in turn, one at rest while the other works. The random model has 32,768
-tokens, of which 121 end a response, so lengths are geometric with a mean of about 200. What differs, and is meant to:
+It takes train.py's options, --model among them. Both sides have the same model folder, prompts in the same order, 4
+responses to each at temperature 1, fp32, one thread, one optimiser step of AdamW per batch on all its responses, token
+mean, advantages against the group's mean, no KL. Each lives in a process of its own; they take steps in turn, one at
+rest while the other works. The random model has 42 M parameters; its responses have 1 to 500 tokens. What differs, and
+is meant to:
 
   - ours generates in vLLM (continuous batching, weights copied after each update), TRL with transformers' generate (one
     padded batch until the longest response ends, no copy). TRL can use vLLM, too, but only on GPUs.
-  - ours cuts the update into micro-batches of at most 4,096 tokens of like lengths, TRL into 8 rows padded to the
-    longest of the batch (toy: 512 rows at once in both); our log-probs never hold [B, T, V].
+  - ours cuts the update into micro-batches of at most --micro_batch_tokens tokens of like lengths, TRL into --trl_rows
+    rows padded to the longest of the batch; our log-probs never hold [B, T, V].
   - ours grades in a process of its own, with math-verify; TRL calls a cheap Python function.
 
-Medians over the turns; TRL over ours is printed last.
+Medians over the turns; the ratios are printed last.
 """
 
-import os
-
-os.environ["OMP_NUM_THREADS"] = "1"
-
-import argparse
 import json
-import statistics
+import os
 import subprocess
 import sys
 import tempfile
 import time
-from pathlib import Path
+from dataclasses import dataclass, replace
 
-sys.path[0] = str(Path(__file__).parents[1])  # not this folder: `import trl` would find this file
-
-from bench.common import machine, random_model, status_mib  # noqa: E402
-
-N = 4
-SETTINGS = {
-    "toy": dict(n_prompts=128, max_tokens=32, micro_batch_tokens=16384, micro_batch_rows=512),
-    "random": dict(n_prompts=8, max_tokens=500, micro_batch_tokens=4096, micro_batch_rows=8),
-}
-KEYS = ("step", "generation", "training", "tokens", "peak", "base")
+from ada import option, run_command
+from ada.data import load_prompts, load_tokenizer
+from ada.support.options import parse_options
+from bench.common import BenchConfig, build_if_missing, machine, median, print_ratio, resident_mib, set_up, take_turns
+from toy import boxed, build_if_missing as build_toy
 
 
-def tell(stdout, record: dict[str, float], base_mib: float) -> None:
-    """A step's figures to the parent process; the peak is that of the process so far."""
-    print(json.dumps({**record, "peak": status_mib("VmHWM"), "base": base_mib}), file=stdout, flush=True)
+@dataclass
+class RaceConfig(BenchConfig):
+    trl_python: str = option("", "python of the virtual environment with TRL")
+    trl_rows: int = option(512, "sequences per micro-batch of TRL", at_least=1)
+    side: str = option("", "ours or trl, in the processes that this one starts")
 
 
-# ----------------------------------------------------------------------------------------------------------------
-# Either side: a step per line of standard input
-
-
-def our_side(stdout, folder: str, data: str, *, n_prompts, max_tokens, micro_batch_tokens, **_) -> None:
-    from ada.data import load_prompts, load_tokenizer
-    from ada.engine import Engine
-    from ada.reward import Scorer
-    from ada.trainer import Trainer, init_ranks
+def our_side(config: RaceConfig, tell) -> None:
     from bench.step import one_step
 
-    ranks = init_ranks()
-    prompts, _ = load_prompts(data, load_tokenizer(folder), max_prompt_tokens=32)
-    engine, scorer = Engine(folder, max_tokens=max_tokens, max_prompt_tokens=32), Scorer()
-    engine.sleep()
-    trainer = Trainer(folder, ranks, lr=1e-7, micro_batch_tokens=micro_batch_tokens)
-    scorer.wait_until_ready()
-    engine.sync(trainer.named_weights())
-    base = status_mib("VmRSS")
+    config = replace(config, lr=1e-7, keep_zero_variance=True)  # TRL trains on zero-variance groups, too
+    prompts, *parts = set_up(config)
+    base = resident_mib("VmRSS")
     for step, _ in enumerate(sys.stdin):
-        mine = prompts[step * n_prompts : (step + 1) * n_prompts]
-        seconds = one_step("grpo", engine, scorer, trainer, mine, step, keep_uniform=True)
-        training = seconds["update"] + seconds["sync"]
-        record = {"step": seconds["step"], "generation": seconds["sampling"], "training": training}
-        tell(stdout, {**record, "tokens": seconds["tokens"]}, base)
-    scorer.close()
-    os._exit(0)
+        first = step * config.prompts_per_step
+        record = one_step("grpo", step, config, prompts[first : first + config.prompts_per_step], *parts)
+        training = record["time/update"] + record["time/sync"]
+        seconds = {"step": record["time/step"], "generation": record["time/sampling"], "training": training}
+        tell({**seconds, "tokens": record["sampling/tokens"], "base": base})
 
 
-def trl_side(stdout, folder: str, data: str, *, n_prompts, max_tokens, micro_batch_rows, **_) -> None:
+def trl_side(config: RaceConfig, tell) -> None:
     from datasets import Dataset
     from transformers import AutoTokenizer, TrainerCallback
     from trl import GRPOConfig, GRPOTrainer
 
-    from ada.data import apply_template
-    from ada.toy import boxed
-
-    tokenizer = AutoTokenizer.from_pretrained(folder)
-    rows = [json.loads(line) for line in Path(data).read_text().splitlines()]
-    dataset = Dataset.from_list(
-        [{"prompt": apply_template(tokenizer, r["problem"])[0], "gold": r["answer"]} for r in rows]
-    )
+    prompts, _ = load_prompts(config.train_data, load_tokenizer(config.model), config)
+    dataset = Dataset.from_list([{"prompt": prompt.text, "gold": prompt.gold} for prompt in prompts])
     record = {"generation": 0.0, "tokens": 0}
 
     def reward(completions, completion_ids, gold, **_) -> list[float]:
@@ -112,23 +85,21 @@ def trl_side(stdout, folder: str, data: str, *, n_prompts, max_tokens, micro_bat
 
         def on_step_end(self, *_, **__):
             seconds = time.perf_counter() - self.start
-            training = seconds - record["generation"]
-            tell(stdout, {"step": seconds, "training": training, **record}, base)
+            tell({"step": seconds, "training": seconds - record["generation"], **record, "base": base})
 
-    config = GRPOConfig(
+    grpo_config = GRPOConfig(
         output_dir=tempfile.mkdtemp(),
         use_cpu=True,
         bf16=False,
         gradient_checkpointing=False,
-        per_device_train_batch_size=micro_batch_rows,
-        gradient_accumulation_steps=n_prompts * N // micro_batch_rows,
-        num_generations=N,
-        max_completion_length=max_tokens,
-        temperature=1.0,
+        per_device_train_batch_size=config.trl_rows,
+        gradient_accumulation_steps=config.prompts_per_step * config.group_size // config.trl_rows,
+        num_generations=config.group_size,
+        max_completion_length=config.max_response_tokens,
+        temperature=config.temperature,
         scale_rewards="none",
-        epsilon_high=0.28,
+        epsilon_high=config.clip_high,
         learning_rate=1e-7,
-        max_grad_norm=1.0,
         max_steps=1000,
         shuffle_dataset=False,
         save_strategy="no",
@@ -136,61 +107,57 @@ def trl_side(stdout, folder: str, data: str, *, n_prompts, max_tokens, micro_bat
         report_to=[],
         disable_tqdm=True,
     )
-    trainer = Timed(folder, reward, config, train_dataset=dataset, processing_class=tokenizer, callbacks=[Turns()])
-    base = status_mib("VmRSS")
+    tokenizer = AutoTokenizer.from_pretrained(config.model)
+    options = dict(train_dataset=dataset, processing_class=tokenizer, callbacks=[Turns()])
+    trainer = Timed(config.model, reward, grpo_config, **options)
+    base = resident_mib("VmRSS")
     trainer.train()
 
 
-# ----------------------------------------------------------------------------------------------------------------
+def race(config: RaceConfig) -> None:
+    build_toy(config.model)
+    build_toy(config.train_data)
+    build_if_missing(config.model)
 
+    def step_of(side: str, python: str):
+        command = [python, "-m", "bench.trl", *sys.argv[1:], "--side", side]
+        child = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("setting", choices=SETTINGS)
-    parser.add_argument("--trl_python", help="python of the virtual environment with TRL")
-    parser.add_argument("--turns", type=int, default=5)
-    parser.add_argument("--side", nargs=3, metavar=("SIDE", "FOLDER", "DATA"), help=argparse.SUPPRESS)
-    arguments = parser.parse_args()
-    if arguments.side:
-        stdout = os.fdopen(os.dup(1), "w")
-        os.dup2(2, 1)  # what the libraries print
-        side, folder, data = arguments.side
-        {"ours": our_side, "trl": trl_side}[side](stdout, folder, data, **SETTINGS[arguments.setting])
-        return
-
-    from ada import toy
-
-    folder, data = toy.locate("toy-demo/model"), toy.locate("toy-demo/train")
-    if arguments.setting == "random":
-        folder = random_model(tempfile.mkdtemp(), hidden=512, layers=8, vocabulary=32768, n_stop=121)
-    pythons = {"ours": sys.executable, "trl": arguments.trl_python}
-    children = {
-        side: subprocess.Popen(
-            [python, __file__, arguments.setting, "--side", side, folder, data],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            text=True,
-        )
-        for side, python in pythons.items()
-    }
-    print(machine())
-    records = {side: [] for side in children}
-    for turn in range(arguments.turns + 1):
-        for side, child in children.items():
+        def step(turn: int) -> dict[str, float]:
             child.stdin.write("step\n")
             child.stdin.flush()
             record = json.loads(child.stdout.readline())
-            print(f"turn {turn}, {side}: " + ", ".join(f"{key} {record[key]:,.2f}" for key in KEYS), flush=True)
-            if turn:  # the first warms up
-                records[side].append(record)
-    for child in children.values():
-        child.stdin.close()
-        child.wait()
-    for key in KEYS:
-        unit = {"tokens": "per step", "peak": "MiB", "base": "MiB"}.get(key, "s")
-        ours, trl = (statistics.median(record[key] for record in records[side]) for side in ("ours", "trl"))
-        print(f"{key:>10}: ours {ours:,.2f}, trl {trl:,.2f} {unit}; trl / ours {trl / ours:.2f}x")
+            figures = ", ".join(f"{key} {value:,.2f}" for key, value in record.items())
+            print(f"turn {turn}, {side}: {figures}", flush=True)
+            return record
+
+        return step
+
+    print(machine())
+    records = take_turns(
+        {side: step_of(side, python) for side, python in {"ours": sys.executable, "trl": config.trl_python}.items()},
+        config.turns,
+    )
+    keys = list(records["ours"][0])
+    for key in keys:
+        print(f"{key:>10}: ours {median(records, 'ours', key):,.2f}, trl {median(records, 'trl', key):,.2f}")
+    print_ratio(records, "trl", "ours", *keys)
+
+
+def main() -> None:
+    config = parse_options(RaceConfig, sys.argv[1:])
+    if not config.side:
+        return race(config)
+    config.trl_rows = min(config.trl_rows, config.prompts_per_step * config.group_size)
+    stdout = os.fdopen(os.dup(1), "w")
+    os.dup2(2, 1)  # what the libraries print
+
+    def tell(record: dict[str, float]) -> None:
+        """A step's figures to the parent process; the peak is that of the process so far."""
+        print(json.dumps({**record, "peak": resident_mib("VmHWM")}), file=stdout, flush=True)
+
+    {"ours": our_side, "trl": trl_side}[config.side](config, tell)
 
 
 if __name__ == "__main__":
-    main()
+    run_command(main)

@@ -1,4 +1,4 @@
-"""Runs as lines of a figure: metrics against steps, samples or seconds, averaged over seeds. ada/plot.py draws them."""
+"""Runs as lines of a figure: metrics against steps, samples or seconds, averaged over seeds. plot.py draws them."""
 
 import json
 import math
@@ -10,15 +10,17 @@ from pathlib import Path
 
 import numpy as np
 
-METHOD = "sampler group_size round_size max_rounds baseline normalize_std keep_uniform".split()
+METHOD = "sampler group_size round_size max_rounds baseline normalize_std keep_zero_variance".split()
 NEEDED = "model train_data seed steps prompts_per_step sampler group_size max_rounds normalize_std".split()
 
 
 @dataclass
-class Run:
+class RunLog:
+    """What a run left in its folder."""
+
     path: Path
     config: dict
-    rows: list[dict]
+    rows: list[dict]  # of metrics.jsonl
 
 
 def read_file(path: Path) -> str:
@@ -50,27 +52,40 @@ def read_metrics(run: Path) -> list[dict]:
     return rows
 
 
-def read_run(path: Path) -> Run:
-    """Metrics and config, and "per_prompt": samples per prompt of the batch. Raises ValueError, naming the file."""
-    rows, file = read_metrics(path), path / "config.json"
+def read_config(file: Path) -> dict:
+    """A run's options under the names of today. Raises ValueError, naming the file."""
     try:
         config = json.loads(read_file(file))
     except json.JSONDecodeError as error:
         raise ValueError(f"{file}: {error}") from error
     if missing := [key for key in NEEDED if key not in config]:
         raise ValueError(f"{file}: no {', '.join(missing)}")
+    if "keep_uniform" in config:
+        config["keep_zero_variance"] = config.pop("keep_uniform")
+    for key in ("model", "train_data"):  # the toy's paths were toy-demo/model and toy-demo/train
+        if re.fullmatch(r"toy-\w+/\w+", config[key]):
+            config[key] = f"out/{config[key]}" + ("" if key == "model" else ".jsonl")
+    config["sampler"] = config["sampler"].removeprefix("experiments.baselines:")
+    if config["sampler"] == "grpo":  # whatever the options say, which it ignores
+        config |= {"round_size": config["group_size"], "max_rounds": 1}
+    return config
+
+
+def read_run(path: Path) -> RunLog:
+    """Metrics and config, and "per_prompt": samples per prompt of the batch. Raises ValueError, naming the file."""
+    rows, config = read_metrics(path), read_config(path / "config.json")
     for row in rows:
         if "sampling/samples" in row:
             row["per_prompt"] = row["sampling/samples"] / config["prompts_per_step"]
-    return Run(path, config, rows)
+    return RunLog(path, config, rows)
 
 
-def method_of(run: Run) -> tuple:
+def method_of(run: RunLog) -> tuple:
     """How it samples and what it makes of the samples."""
     return tuple(run.config.get(key) for key in METHOD)
 
 
-def curve(run: Run, key: str, x: str = "step", window: int = 1) -> tuple[np.ndarray, np.ndarray]:
+def series_of(run: RunLog, key: str, x: str = "step", window: int = 1) -> tuple[np.ndarray, np.ndarray]:
     """x and values of a metric where it was measured, as a centred running mean over `window` measurements (odd).
 
     `x` is "step", or a metric that is added up: what all steps so far took of it, this one included.
@@ -92,18 +107,18 @@ def mean_and_error(values: list[float]) -> tuple[float, float]:
 Average = tuple[np.ndarray, np.ndarray, np.ndarray | None]  # x, mean, standard error (None of a single run)
 
 
-def average(curves: list[tuple[np.ndarray, np.ndarray]], shared: bool) -> Average:
+def average(series: list[tuple[np.ndarray, np.ndarray]], shared: bool) -> Average:
     """Mean over runs and its standard error, up to the end of the shortest.
 
     With a `shared` x, that is steps, only those count at which all runs were measured. Samples and seconds are each
-    run's own: there the curves are interpolated linearly at the x of all of them.
+    run's own: there the values are interpolated linearly at the x of all of them.
     """
-    grids = [xs for xs, _ in curves]
+    grids = [xs for xs, _ in series]
     if not all(map(len, grids)):
         return np.array([]), np.array([]), None
     grid = reduce(np.intersect1d if shared else np.union1d, grids)
     grid = grid[(grid >= max(xs[0] for xs in grids)) & (grid <= min(xs[-1] for xs in grids))]
-    values = np.array([np.interp(grid, xs, own) for xs, own in curves])
+    values = np.array([np.interp(grid, xs, own) for xs, own in series])
     error = values.std(axis=0, ddof=1) / len(values) ** 0.5 if len(values) > 1 else None
     return grid, values.mean(axis=0), error
 
@@ -114,8 +129,8 @@ class Line:
 
     label: str
     data: str  # the training prompts, as they can stand in a file's name
-    runs: list[Run]
-    look: int | None  # lines of the same sampler have the same one
+    runs: list[RunLog]
+    style: int | None  # number of its colour and marker, the same for the same sampler; None is the base model's
 
     @property
     def config(self) -> dict:
@@ -126,7 +141,7 @@ class Line:
         return method_of(self.runs[0])
 
     def average(self, key: str, x: str = "step", window: int = 1) -> Average:
-        return average([curve(run, key, x, window) for run in self.runs], shared=x == "step")
+        return average([series_of(run, key, x, window) for run in self.runs], shared=x == "step")
 
     def by_k(self, metric: str) -> Average:
         """k, mean and error of metric@1, metric@2, ... at the last evaluation that all runs share."""
@@ -137,14 +152,14 @@ class Line:
         return np.array(ks), np.array([averages[k][1][-1] for k in ks]), np.array(errors) if errors else None
 
 
-def make_lines(runs: list[Run], labels: dict[str, str]) -> list[Line]:
+def make_lines(runs: list[RunLog], labels: dict[str, str]) -> list[Line]:
     """Lines in order of first appearance, one for each name less -seedN and set of training prompts.
 
     Raises:
         ValueError: runs of one line have the same seed, or differ in how they sample; or two models were trained on
             the same prompts: there is only one base model in a figure.
     """
-    grouped: dict[tuple[str, str], list[Run]] = {}
+    grouped: dict[tuple[str, str], list[RunLog]] = {}
     models: dict[str, str] = {}
     for run in runs:
         name = re.sub(r"-seed\d+$", "", run.path.resolve().name)
@@ -170,8 +185,8 @@ def make_lines(runs: list[Run], labels: dict[str, str]) -> list[Line]:
 def base_of(lines: list[Line]) -> Line:
     """The model before training: the evaluations at step 0, one for each seed."""
     seeds = {run.config["seed"]: run for line in lines for run in line.runs}
-    runs = [Run(run.path, run.config, [row for row in run.rows if row["step"] == 0]) for run in seeds.values()]
-    return Line("before training", "", runs, look=None)
+    runs = [RunLog(run.path, run.config, [row for row in run.rows if row["step"] == 0]) for run in seeds.values()]
+    return Line("before training", "", runs, style=None)
 
 
 def plain_grpo(lines: list[Line]) -> Line | None:

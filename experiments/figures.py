@@ -21,15 +21,16 @@ from pathlib import Path
 import yaml
 from tqdm import tqdm
 
-from ada import UserError, one_line, run_command, toy
-from ada.curves import make_lines, read_metrics, read_run
-from ada.journal import count
-from ada.options import parse_options
-from ada.plot import plot_all, progress
-from ada.run import hold_lock, refuse_other_options
-from experiments import spurious, theory
-from experiments.results import COMPARED, PAGES, RULES, SEEDS, by_sampler, collect, refresh, tables
-from train import MAY_CHANGE, Config
+import toy
+from ada import UserError, one_line, run_command
+from ada.support.files import hold_lock, refuse_other_options
+from ada.support.options import parse_options
+from experiments.curves import make_lines, read_metrics, read_run
+from experiments.plot import plot_all, progress_figure
+from experiments.results import COMPARED, PAGES, RULES, SEEDS, by_sampler, collect, make_tables, refresh
+from experiments.spurious import spurious_figure
+from experiments.theory import write_method
+from train import Config
 
 PLAN = Path("configs/figures.yaml")
 LABELS = {"grpo": "grpo, n = 4", "grpo-24": "grpo, n = 24", "grpo-long": "grpo, n = 4, 480 steps"}
@@ -53,9 +54,9 @@ class Job:
         return f"{self.set_name}-{self.sampler}-seed{self.seed}"
 
     def done(self, out: Path) -> bool:
-        """Has the last step been logged? Raises RunError if that was with other options."""
+        """Has the last step been logged? Raises FileError if that was with other options."""
         options = dataclasses.asdict(self.config)
-        kept = {key: options[key] for key in options if key == "steps" or key not in (*MAY_CHANGE, "name")}
+        kept = {key: options[key] for key in options if key == "steps" or key not in Config.may_change | {"name"}}
         refuse_other_options(out / self.name / "config.json", kept, "run it anew")
         try:
             return read_metrics(out / self.name)[-1]["step"] == self.config.steps
@@ -107,7 +108,7 @@ def read_comparison(
 def run_all(jobs: list[Job], out: Path, processes: int) -> None:
     """Those that are not done, `processes` side by side. Raises UserError with what failed."""
     for model in sorted({job.config.model for job in jobs}):
-        toy.locate(model)  # built here, rather than by one run while others wait for it
+        toy.build_if_missing(model)  # built here, rather than by one run while others wait for it
     waiting = [job for job in jobs if not job.done(out)]
     print(f"{len(jobs)} runs, {len(jobs) - len(waiting)} of them done; {processes} at a time; logs in {out}/logs")
     start = time.perf_counter()
@@ -122,7 +123,7 @@ def run_all(jobs: list[Job], out: Path, processes: int) -> None:
         raise UserError("; ".join([f"{len(failures)} runs failed; the same command tries them again", *failures]))
 
 
-def draw(jobs: list[Job], out: Path, figures: Path) -> dict[str, dict]:
+def draw_figures(jobs: list[Job], out: Path, figures: Path) -> dict[str, dict]:
     """All figures, and results.json, into `figures`; returns what is in the latter."""
     figures.mkdir(parents=True, exist_ok=True)
 
@@ -135,22 +136,22 @@ def draw(jobs: list[Job], out: Path, figures: Path) -> dict[str, dict]:
         ]
         return [out / job.name for job in chosen]
 
-    theory.write(figures)
+    write_method(figures)
     labels = {f"{job.set_name}-{job.sampler}": LABELS.get(job.sampler, job.sampler) for job in jobs}
     alike = ("grpo-std", "pos-long")  # to grpo and pos; seven lines are enough
     drawn = tuple(name for name in reversed(COMPARED) if name not in alike)
     plot_all(runs(("mixed", "hard"), drawn, SEEDS), figures, labels)
     rules = make_lines([read_run(folder) for folder in runs(("mixed",), RULES, len(jobs))], labels)
-    progress(rules).savefig(figures / "rules.png")
+    progress_figure(rules).savefig(figures / "rules.png")
     results = collect([job.name for job in jobs], out, figures / "results.json")
-    spurious.plot(by_sampler(results, "chains")).savefig(figures / "spurious.png")
+    spurious_figure(by_sampler(results, "chains")).savefig(figures / "spurious.png")
     return results
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description="Run the comparisons on the toy and draw the figures.")
     parser.add_argument("--quick", action="store_true", help="a tenth of the steps, one seed; nothing goes into docs/")
-    parser.add_argument("--processes", type=count, default=os.cpu_count(), help="runs side by side (%(default)s)")
+    parser.add_argument("--processes", type=int, default=os.cpu_count(), help="runs side by side (%(default)s)")
     args = parser.parse_args()
     out = Path("out/figures-quick" if args.quick else "out/figures")
     figures = out / "plots" if args.quick else Path("docs/figures")
@@ -158,7 +159,7 @@ def main() -> None:
     out.mkdir(parents=True, exist_ok=True)
     lock = hold_lock(out / ".lock")  # noqa: F841  held until this process ends
     run_all(jobs, out, args.processes)
-    made = tables(draw(jobs, out, figures))
+    made = make_tables(draw_figures(jobs, out, figures))
     if args.quick:
         print(*(f"{name}\n{table}\n" for name, table in made.items()), sep="\n")
     else:

@@ -13,10 +13,9 @@ import statistics
 from collections import defaultdict
 from pathlib import Path
 
-from ada.curves import mean_and_error, read_metrics
-from ada.eval import markdown
-from experiments import spurious
-from experiments.spurious import BINS, EARLY, share
+from experiments.curves import mean_and_error, read_config, read_metrics
+from experiments.spurious import BINS, EARLY, base_rates, count_answers, share_of_answers
+from scripts.evaluate import markdown
 
 RESULTS = Path("docs/figures/results.json")
 COMPARED = ("grpo", "grpo-std", "grpo-24", "grpo-long", "passive", "two_stage", "pos", "pos-long", "balance")
@@ -44,10 +43,10 @@ def record_of(folder: Path) -> dict:
     A window has the evaluation at its end, totals so far, means over its steps, and counts of spurious answers among
     the logged responses (those to `log_prompts` prompts a step).
     """
-    config = json.loads((folder / "config.json").read_text())
+    config = read_config(folder / "config.json")
     rows = read_metrics(folder)
     ends = [row["step"] for row in rows if "eval/reward" in row]
-    counts = spurious.count(folder / "samples.jsonl", ends, spurious.base_rates(config["train_data"]))
+    counts = count_answers(folder / "samples.jsonl", ends, base_rates(config["train_data"]))
     windows, totals, steps = [], dict.fromkeys(TOTALS, 0), []
     for row in rows:
         for name, key in TOTALS.items():
@@ -123,7 +122,7 @@ def at(record: dict, key: str, axis: str, place: float) -> float | None:
 # Tables
 
 
-def final(samplers: dict[str, list[dict]]) -> str:
+def final_table(samplers: dict[str, list[dict]]) -> str:
     """What each run ends with and has cost."""
     per_step = {
         name: statistics.median(last(record, "seconds") / last(record, "step") for record in records)
@@ -145,7 +144,7 @@ def final(samplers: dict[str, list[dict]]) -> str:
     return markdown(rows)
 
 
-def at_equal_steps(samplers: dict[str, list[dict]]) -> str:
+def steps_table(samplers: dict[str, list[dict]]) -> str:
     """Held-out reward on the way, as the paper compares."""
     steps = (20, 40, 60, 80)
     rows = [["sampler", *(f"step {step}" for step in steps)]]
@@ -156,7 +155,7 @@ def at_equal_steps(samplers: dict[str, list[dict]]) -> str:
     return markdown(rows)
 
 
-def at_equal_reward(samplers: dict[str, list[dict]], rewards: tuple[float, ...]) -> str:
+def reward_table(samplers: dict[str, list[dict]], rewards: tuple[float, ...]) -> str:
     """Entropy and pass@16 where the held-out reward is the same (Fig. 4 in numbers)."""
     keys = {"entropy": ("eval/entropy", 1, 3), "pass@16": ("eval/pass@16", 100, 1)}
     rows = [["sampler", *(f"{key} at {reward:.0%}" for key in keys for reward in rewards)]]
@@ -170,7 +169,7 @@ def at_equal_reward(samplers: dict[str, list[dict]], rewards: tuple[float, ...])
     return markdown(rows)
 
 
-def at_equal_samples(samplers: dict[str, list[dict]]) -> str:
+def samples_table(samplers: dict[str, list[dict]]) -> str:
     """Held-out reward where each has drawn as much as grpo, pos and balance at their ends (the thriftiest seed)."""
     places = {name: min(last(record, "samples") for record in samplers[name]) for name in ("grpo", "pos", "balance")}
     rows = [["sampler", *(f"{name}'s {place / 1000:.0f}k" for name, place in places.items())]]
@@ -180,7 +179,7 @@ def at_equal_samples(samplers: dict[str, list[dict]]) -> str:
     return markdown(rows)
 
 
-def uniform_shares(samplers: dict[str, list[dict]]) -> str:
+def zero_variance_table(samplers: dict[str, list[dict]]) -> str:
     """Fig. 2 in numbers: held-out prompts whose 4 or 16 responses agree, before training and after."""
     rows = [["model", "pass@4", "pass@16", "all right of 4", "all right of 16", "all wrong of 4", "all wrong of 16"]]
     models = {"before training": [record["windows"][0] for record in samplers["grpo"]]}  # all began with the same
@@ -192,7 +191,7 @@ def uniform_shares(samplers: dict[str, list[dict]]) -> str:
     return markdown(rows)
 
 
-def dynamics(samplers: dict[str, list[dict]]) -> str:
+def dynamics_table(samplers: dict[str, list[dict]]) -> str:
     """Fig. 5 in numbers: the first window of steps and the last."""
     keys = {
         "too few right": "sampling/unresolved_no_right",
@@ -216,7 +215,7 @@ def dynamics(samplers: dict[str, list[dict]]) -> str:
     return markdown(rows)
 
 
-def spurious_shares(samplers: dict[str, list[dict]]) -> str:
+def spurious_table(samplers: dict[str, list[dict]]) -> str:
     """Wrong chains among right answers at both ends of a run, and what the policy is worth at its end."""
     head = ["sampler", "reward for", "first steps", "last steps", "kept, first steps", "kept, last steps"]
     rows = [[*head, "right answers, last", "right chains, last"]]
@@ -224,21 +223,22 @@ def spurious_shares(samplers: dict[str, list[dict]]) -> str:
     for name, records in samplers.items():
         cells = [(place, window, "right", "spurious") for place in ("first", "kept") for window in (first, last)]
         cells += [("first", last, "all", what) for what in ("right", "chains")]
-        shares = [show([share(record, *cell) for record in records], 100) for cell in cells]
+        shares = [show([share_of_answers(record, *cell) for record in records], 100) for cell in cells]
         rows.append([name.removesuffix("-chain"), "chains" if name.endswith("-chain") else "answers", *shares])
     return markdown(rows)
 
 
-def spurious_by_rate(samplers: dict[str, list[dict]]) -> str:
+def spurious_by_rate_table(samplers: dict[str, list[dict]]) -> str:
     """Wrong chains among right answers, by how often the base model was right on the prompt, early in a run."""
     places = [f"{what} {rate_bin}" for what in ("drawn", "kept") for rate_bin in BINS]
     rows = [["sampler", *places]]
     for name, records in samplers.items():
-        rows.append([name, *(show([share(record, place, EARLY) for record in records], 100) for place in places)])
+        shares = [[share_of_answers(record, place, EARLY) for record in records] for place in places]
+        rows.append([name, *(show(column, 100) for column in shares)])
     return markdown(rows)
 
 
-def rules(samplers: dict[str, list[dict]], part: float) -> str:
+def rules_table(samplers: dict[str, list[dict]], part: float) -> str:
     """Exit rules where they have drawn a part of what balance draws in all; differences paired by seed."""
     keys = {"reward": ("eval/reward", 100, 1), "pass@16": ("eval/pass@16", 100, 1), "entropy": ("eval/entropy", 1, 4)}
     rows = [["rule", "seeds", "steps", "groups per 1000 samples", *keys, *(f"{key} - balance's" for key in keys)]]
@@ -267,27 +267,27 @@ def rules(samplers: dict[str, list[dict]], part: float) -> str:
     return markdown(rows)
 
 
-def tables(results: dict[str, dict]) -> dict[str, str]:
+def make_tables(results: dict[str, dict]) -> dict[str, str]:
     """All tables by name."""
     found = {}
     for set_name, rewards in (("mixed", (0.5, 0.7)), ("hard", (0.35, 0.42))):
         samplers = by_sampler(results, set_name)
         compared = {name: samplers[name][:SEEDS] for name in COMPARED}
-        found[f"final {set_name}"] = final(compared)
+        found[f"final {set_name}"] = final_table(compared)
         on_the_way = {name: compared[name] for name in COMPARED if not name.endswith("-long")}  # they go the same way
-        found[f"steps {set_name}"] = at_equal_steps(on_the_way)
-        found[f"reward {set_name}"] = at_equal_reward(on_the_way, rewards)
-        found[f"samples {set_name}"] = at_equal_samples(compared)
-        found[f"uniform {set_name}"] = uniform_shares(compared)
-        found[f"dynamics {set_name}"] = dynamics({name: compared[name] for name in ("pos", "balance")})
+        found[f"steps {set_name}"] = steps_table(on_the_way)
+        found[f"reward {set_name}"] = reward_table(on_the_way, rewards)
+        found[f"samples {set_name}"] = samples_table(compared)
+        found[f"uniform {set_name}"] = zero_variance_table(compared)
+        found[f"dynamics {set_name}"] = dynamics_table({name: compared[name] for name in ("pos", "balance")})
     chains = by_sampler(results, "chains")
     by_reward = [f"{name}{reward}" for name in ("grpo", "pos", "balance") for reward in ("", "-chain")]
-    found["spurious"] = spurious_shares({name: chains[name] for name in by_reward})
-    found["spurious by rate"] = spurious_by_rate({name: chains[name] for name in ("grpo", "pos", "balance")})
+    found["spurious"] = spurious_table({name: chains[name] for name in by_reward})
+    found["spurious by rate"] = spurious_by_rate_table({name: chains[name] for name in ("grpo", "pos", "balance")})
     samplers = by_sampler(results, "mixed")
-    found["rules reward"] = at_equal_reward({name: samplers[name] for name in (*RULES, "pos")}, (0.5, 0.7, 0.9))
-    found["rules early"] = rules({name: samplers[name] for name in (*RULES, "pos")}, part=0.4)
-    found["rules"] = rules({name: samplers[name] for name in RULES}, part=1)
+    found["rules reward"] = reward_table({name: samplers[name] for name in (*RULES, "pos")}, (0.5, 0.7, 0.9))
+    found["rules early"] = rules_table({name: samplers[name] for name in (*RULES, "pos")}, part=0.4)
+    found["rules"] = rules_table({name: samplers[name] for name in RULES}, part=1)
     return found
 
 
@@ -305,7 +305,7 @@ def refresh(page: Path, tables: dict[str, str]) -> None:
 
 
 def main() -> None:
-    made = tables(json.loads(RESULTS.read_text()))
+    made = make_tables(json.loads(RESULTS.read_text()))
     for page in PAGES:
         refresh(page, made)
 

@@ -1,98 +1,102 @@
 """From raw problems to training prompts of a chosen difficulty: the data pipeline of the paper (section 4).
 
-    python -m ada.data prepare --source open-r1/OpenR1-Math-220k --model Qwen/Qwen2.5-Math-1.5B --out moderate.jsonl
-    torchrun --nproc_per_node=8 -m ada.data prepare ... --preset hard --out hard.jsonl      # on all GPUs
-    python -m ada.data prepare --source toy-demo/train --model toy-demo/model --preset hard --out out/hard.jsonl
+    python scripts/prepare.py --source open-r1/OpenR1-Math-220k --model Qwen/Qwen2.5-Math-1.5B --out solvable.jsonl
+    torchrun --nproc_per_node=8 scripts/prepare.py ... --preset hard --out hard.jsonl             # on all GPUs
+    python scripts/prepare.py --source out/toy-demo/train.jsonl --model out/toy-demo/model --out out/toy.jsonl
 
 Rows are cleaned by load_prompts (ada/data.py): duplicates go, as does what is too long and what has no answer that can
 be read, neither annotated nor in its solution's box. Then the model tries each problem k times, and a problem is kept
-if the number of right responses lies within limits. Beside FILE.jsonl, FILE.prepare/ holds all responses with their
+if the number of correct responses lies within limits. Beside FILE.jsonl, FILE.prepare/ holds all responses with their
 verdicts, and dropped.log with every dropped row and why. Another --out with other limits and the same folder (--work)
 draws nothing again.
 """
 
-import argparse
 import json
-import logging
 import math
+import sys
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Literal
 
-from ada import UserError, run_command, toy
-from ada.checkpoint import write_atomically
-from ada.data import load_prompts, load_tokenizer
-from ada.journal import Journal, Parser, count, fill, find_model, settings_of
-from ada.sampler import Pool
-from ada.trainer import Ranks, init_ranks
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
-# Pass rates above 0, up to and including
-PRESETS = {
-    "solvable": 1.0,  # right at least once
+from ada import UserError, option, run_command  # noqa: E402  first: it sets the number of threads
+
+# isort: split
+import toy  # noqa: E402
+from ada.data import load_prompts, load_tokenizer  # noqa: E402
+from ada.sampler import Pool, Prompt  # noqa: E402
+from ada.support.files import FileError, write_atomically  # noqa: E402
+from ada.support.options import parse_options  # noqa: E402
+from ada.support.ranks import Ranks, init_ranks  # noqa: E402
+from scripts.responses import DrawConfig, Journal, draw_missing, find_model, settings_of  # noqa: E402
+
+PRESETS = {  # pass rates above 0, up to and including
+    "solvable": 1.0,  # correct at least once
     "easy": 0.313,  # the public code's easy set: 1 to 5 of 16
     "hard": 0.125,  # 1 or 2 of 16, in the paper and in the public code
 }
 
 
-def parse(arguments: list[str]) -> argparse.Namespace:
-    """Options, with min_correct and max_correct filled in. Raises UserError."""
-    parser = Parser(prog="python -m ada.data prepare", k=16, max_tokens=2048, max_prompt_tokens=1024)
-    parser.add_argument("--source", required=True, help="JSONL, JSON or parquet file, or Hugging Face data set")
-    parser.add_argument("--split", help="of a Hugging Face data set")
-    parser.add_argument("--model", required=True, help="Hugging Face folder or name, or a run's folder")
-    parser.add_argument("--out", required=True, type=Path, help="the JSONL file to write")
-    parser.add_argument("--work", type=Path, help="folder for responses and dropped.log (FILE.prepare)")
-    parser.add_argument("--preset", choices=PRESETS, help="limits by the paper: pass rates up to 1, 0.313 or 0.125")
-    parser.add_argument("--min-correct", type=count, help="fewest right responses of k (1)")
-    parser.add_argument("--max-correct", type=count, help="most right responses of k (k)")
-    parser.add_argument("--max-problem-tokens", type=count, default=700, help="of the problem alone (%(default)s)")
-    parser.add_argument("--strict", action="store_true", help="stop at the first broken row instead of dropping it")
-    options = parser.parse_args(arguments)
-    if options.out.suffix != ".jsonl":
-        raise UserError(f"--out {options.out}: must end in .jsonl")
-    if options.preset and (options.min_correct or options.max_correct):
-        raise UserError("--preset stands for --min-correct and --max-correct: give it or them")
-    options.min_correct = options.min_correct or 1
-    options.max_correct = options.max_correct or limit(options.preset or "solvable", options.k)
-    if not options.min_correct <= options.max_correct <= options.k:
-        raise UserError(f"no prompt can have {options.min_correct} to {options.max_correct} right of {options.k}")
-    return options
+@dataclass
+class PrepareConfig(DrawConfig):
+    """Every option."""
+
+    source: str = option("", "JSONL, JSON or parquet file, or Hugging Face data set")
+    model: str = option("", "Hugging Face folder or name, or a run's folder")
+    out: str = option("", "the JSONL file to write")
+    work: str = option("", "folder for responses and dropped.log; by default FILE.prepare beside FILE.jsonl")
+    preset: Literal["solvable", "easy", "hard"] = option("solvable", "pass rates above 0 up to 1, 0.313 or 0.125")
+    min_correct: int = option(1, "fewest correct responses of k", at_least=1)
+    max_correct: int = option(0, "most correct responses of k; 0: what the preset allows", at_least=0)
+    k: int = option(16, "responses per problem", at_least=1)
+    max_response_tokens: int = option(2048, "longer responses are cut and marked truncated", at_least=1)
+    max_prompt_tokens: int = option(1024, "longer prompts, in the chat template, are dropped and counted", at_least=1)
+    max_problem_tokens: int = option(700, "likewise longer problems, without the template", at_least=1)
+    strict: bool = option(False, "stop at the first broken row instead of dropping it")
+
+    def check(self) -> None:
+        if not (self.source and self.model and self.out):
+            raise UserError("--source, --model and --out are needed")
+        if Path(self.out).suffix != ".jsonl":
+            raise UserError(f"--out {self.out}: must end in .jsonl")
+        if self.max_correct and self.preset != "solvable":
+            raise UserError(f"--preset {self.preset} stands for a --max_correct: give one of them")
+        self.max_correct = self.max_correct or math.floor(PRESETS[self.preset] * self.k)
+        if not self.min_correct <= self.max_correct <= self.k:
+            raise UserError(f"no prompt can have {self.min_correct} to {self.max_correct} correct of {self.k}")
 
 
-def limit(preset: str, k: int) -> int:
-    """Most right responses of k that a preset allows. Raises UserError if that is none.
+def read_prompts(config: PrepareConfig, model: str, dropped: Path, ranks: Ranks) -> tuple[list[Prompt], dict[str, int]]:
+    """load_prompts, with every dropped row in the file `dropped`. Raises FileError where nothing can be written."""
+    lines, out = [], Path(config.out)
 
-    >>> [limit(preset, 16) for preset in PRESETS]
-    [16, 5, 2]
-    """
-    most = math.floor(PRESETS[preset] * k)
-    if most == 0:
-        raise UserError(f"--preset {preset}: at most {PRESETS[preset]:.1%} right is none of --k {k}")
-    return most
+    def try_to_write() -> None:  # now, rather than after hours of sampling
+        try:
+            for file in (dropped, out.with_name(out.name + ".tmp")):
+                file.parent.mkdir(parents=True, exist_ok=True)
+                file.write_text("")
+            file.unlink()
+        except OSError as error:
+            raise FileError(f"{file.parent}: {error.strerror}") from error
 
+    def note(cause: str, where: str, why) -> None:
+        if config.strict and isinstance(why, Exception):
+            raise UserError(f"{where}: {why}")
+        lines.append(f"{where}: dropped: {why}\n")
 
-def log_dropped(path: Path, ranks: Ranks) -> None:
-    """Every dropped row to a file, the first broken ones to the terminal, too; from rank 0 alone.
-
-    Raises:
-        UserError: the file cannot be written.
-    """
-    log = logging.getLogger("ada.data")
-    log.propagate = False
-    if ranks.rank > 0:
-        log.addHandler(logging.NullHandler())
-        return
-    log.setLevel(logging.INFO)
-    console = logging.StreamHandler()
-    console.setLevel(logging.WARNING)
+    ranks.on_rank_0(try_to_write)
+    longest = config.max_problem_tokens
     try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        log.addHandler(logging.FileHandler(path, mode="w"))
-    except OSError as error:
-        raise UserError(f"{path}: {error.strerror}") from error
-    log.addHandler(console)
+        return load_prompts(config.source, load_tokenizer(model), config, max_problem_tokens=longest, on_drop=note)
+    finally:
+        if ranks.rank == 0:
+            dropped.write_text("".join(lines))
 
 
-def select(pools: list[Pool], options: argparse.Namespace) -> tuple[list[dict], dict[str, int]]:
+def select(pools: list[Pool], config: PrepareConfig) -> tuple[list[dict], dict[str, int]]:
     """The rows to write, and how many were dropped for what."""
+    least, most = config.min_correct, config.max_correct
     rows = [
         {
             "problem": pool.prompt.problem,
@@ -102,68 +106,41 @@ def select(pools: list[Pool], options: argparse.Namespace) -> tuple[list[dict], 
             "n_samples": len(pool.samples),
         }
         for pool in pools
-        if options.min_correct <= pool.n_correct <= options.max_correct
+        if least <= pool.n_correct <= most
     ]
     dropped = {
-        "never right": sum(pool.n_correct == 0 for pool in pools),
-        f"right, but fewer than {options.min_correct} times": sum(
-            0 < pool.n_correct < options.min_correct for pool in pools
-        ),
-        f"right more than {options.max_correct} times": sum(pool.n_correct > options.max_correct for pool in pools),
+        "never correct": sum(pool.n_correct == 0 for pool in pools),
+        f"correct, but fewer than {least} times": sum(0 < pool.n_correct < least for pool in pools),
+        f"correct more than {most} times": sum(pool.n_correct > most for pool in pools),
     }
     return rows, dropped
 
 
-def table(counts: dict[str, int], dropped: dict[str, int], n_kept: int, options: argparse.Namespace) -> str:
-    """What became of every row read.
-
-    The lines between the first and the last add up: each row is counted at the first thing wrong with it.
-    """
-    causes = {
-        "broken row": counts["bad_row"],
-        "answer unreadable": counts["gold_unreadable"],
-        "duplicate": counts["duplicate"],
-        "too long": counts["too_long"],
-        **dropped,
-    }
-    lines = [f"{'rows read':<36}{counts['read']:>9,}"]
-    lines += [f"{'  - ' + cause:<36}{n:>9,}" for cause, n in causes.items() if n]
-    return "\n".join([*lines, f"{'kept in ' + options.out.name:<36}{n_kept:>9,}"])
+def account(counts: dict[str, int], dropped: dict[str, int], n_kept: int, out: Path) -> str:
+    """What became of every row. Each is counted at the first thing wrong with it, so the lines add up to the first."""
+    causes = {cause.replace("_", " "): n for cause, n in counts.items() if cause not in ("read", "kept")} | dropped
+    lines = [("rows read", counts["read"]), *((f"  - {cause}", n) for cause, n in causes.items() if n)]
+    return "\n".join(f"{what:<36}{n:>9,}" for what, n in [*lines, (f"kept in {out.name}", n_kept)])
 
 
-def prepare(options: argparse.Namespace) -> None:
-    """Read, draw, select, write."""
-    ranks = init_ranks()
-    folder = find_model(options.model)
-    work = options.work or options.out.with_suffix(".prepare")
-    log_dropped(work / "dropped.log", ranks)
-    options.out.parent.mkdir(parents=True, exist_ok=True)
-    prompts, counts = load_prompts(
-        toy.locate(options.source),
-        load_tokenizer(folder),
-        split=options.split,
-        max_prompt_tokens=options.max_prompt_tokens,
-        max_problem_tokens=options.max_problem_tokens,
-        fatal="rows" if options.strict else "nothing",
-    )
-    settings = settings_of(folder, options, purpose="prepare", temperature=1.0)
-    journal = Journal(work / "responses", prompts, settings, ranks)
-    if journal.missing:
-        fill([journal], folder, options, ranks)
-    rows, dropped = select(journal.pools(), options)
+def main() -> None:
+    config = parse_options(PrepareConfig, sys.argv[1:])
+    out, ranks = Path(config.out), init_ranks()
+    work = Path(config.work) if config.work else out.with_suffix(".prepare")
+    for path in (config.source, config.model):
+        toy.build_if_missing(path)
+    model = find_model(config.model)
+    prompts, counts = read_prompts(config, model, work / "dropped.log", ranks)
+    journal = Journal(work / "responses", prompts, settings_of(model, config, "prepare"), ranks)
+    if journal.missing():
+        draw_missing([journal], model, config, ranks)
     if ranks.rank == 0:
-        print(table(counts, dropped, len(rows), options))
+        rows, dropped = select(journal.pools(), config)
+        print(account(counts, dropped, len(rows), out))
         if not rows:
-            raise UserError(f"{options.out}: not written, no prompt is left")
-        write_atomically(options.out, "".join(json.dumps(row) + "\n" for row in rows))
+            raise UserError(f"{out}: not written, no prompt is left")
+        write_atomically(out, "".join(json.dumps(row) + "\n" for row in rows))
 
 
-def main(arguments: list[str]) -> None:
-    """`arguments` are what follows python -m ada.data."""
-
-    def command():
-        if arguments[:1] != ["prepare"]:
-            raise UserError("usage: python -m ada.data prepare --source DATA --model MODEL --out FILE.jsonl")
-        prepare(parse(arguments[1:]))
-
-    run_command(command)
+if __name__ == "__main__":
+    run_command(main)

@@ -3,45 +3,37 @@
 import random
 import threading
 import time
-from collections import Counter
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from test_sampler import FakeEngine, FakeScorer, FakeStore, coin, make_prompts
+from test_sampler import FakeEngine, FakeScorer, FakeStore, coin, fake_ranks, make_prompts
 
-from ada.baselines import allocate, passive, two_stage
-from ada.sampler import make_groups, summarise
-
-SETTINGS = {"n": 4, "round_size": 4, "max_rounds": 3, "seed": 0, "step": 1}
-
-
-class OneRank:
-    """What the baselines need of ada.trainer.Ranks."""
-
-    def __init__(self):
-        self.store = FakeStore()
-
-    def gather(self, items):
-        return items
+from ada.sampler import SamplingConfig, make_groups
+from ada.support.metrics import summarise, without_tokens
+from ada.support.ranks import Ranks
+from experiments.baselines import allocate, passive, two_stage
 
 
-def run_passive(respond, batch, prompts, **changes):
-    return passive(FakeEngine(respond), FakeScorer(), batch, prompts, OneRank(), **(SETTINGS | changes))
-
-
-def run_two_stage(respond, n_prompts, *, engine=None, **changes):
+def run_passive(respond, batch, prompts, *, engine=None, step=1, **options):
+    config = SamplingConfig(**{"max_rounds": 3, **options})
     engine = engine or FakeEngine(respond)
-    return two_stage(engine, FakeScorer(), make_prompts(n_prompts), OneRank(), **(SETTINGS | changes))
+    return passive(engine, FakeScorer(), batch, config, step=step, ranks=fake_ranks(), train_prompts=prompts)
 
 
-def only(rows):
+def run_two_stage(respond, n_prompts, *, engine=None, **options):
+    config = SamplingConfig(**{"max_rounds": 3, **options})
+    engine = engine or FakeEngine(respond)
+    return two_stage(engine, FakeScorer(), make_prompts(n_prompts), config, step=1, ranks=fake_ranks())
+
+
+def only(ids):
     """A policy that is right every other time on these prompts, and always wrong on the others."""
-    return lambda key, seed: ("right" if key[0] in rows and key[1] % 2 else "wrong", 1)
+    return lambda key, seed: ("right" if key[0] in ids and key[1] % 2 else "wrong", 1)
 
 
-def rows_of(pools):
-    return {pool.prompt.row for pool in pools}
+def ids_of(pools):
+    return {pool.prompt.prompt_id for pool in pools}
 
 
 # ----------------------------------------------------------------------------------------------------------------
@@ -49,31 +41,22 @@ def rows_of(pools):
 
 
 def test_passive_refills_until_the_batch_is_full():
-    """What is thrown away was paid for: uniform pools and surplus ones count, but give no group."""
+    """In waves of the batch's size. What has zero variance was paid for, too: it counts, but gives no group."""
     prompts = make_prompts(40)
     pools = run_passive(only(range(0, 40, 2)), prompts[:4], prompts, max_rounds=9)
     waves = len(pools) // 4
-    assert 2 <= waves < 9 and len(pools) == 4 * waves and rows_of(pools) >= {0, 1, 2, 3}
-    groups = make_groups(pools, n=4, seed=0, step=1)
-    assert len(groups) == 4 == sum(not pool.uniform and not pool.surplus for pool in pools)
+    assert 2 <= waves < 9 and len(pools) == 4 * waves and ids_of(pools) >= {0, 1, 2, 3}
+    groups = make_groups(pools, SamplingConfig(), step=1)
+    assert len(groups) == sum(not pool.zero_variance for pool in pools) >= 4
+    assert ids_of(groups) <= set(range(0, 40, 2))
     assert summarise(pools, groups, 4)["sampling/samples"] == 16 * waves
 
 
 def test_passive_draws_no_wave_too_many():
+    """Full after the first; and after the second where only that one filled it."""
     prompts = make_prompts(40)
     assert len(run_passive(only(range(40)), prompts[:4], prompts)) == 4
-
-
-def test_passive_keeps_the_first_in_the_order_of_the_waves():
-    """In the order of rows the data's last prompts would be trained on less than its first."""
-    prompts = make_prompts(40)
-    batch = [prompts[row] for row in (39, 2, 30, 31)]
-    engine = FakeEngine(only(set(range(40)) - {39}))
-    pools = passive(engine, FakeScorer(), batch, prompts, OneRank(), **SETTINGS)
-    second_wave = list(dict.fromkeys(row for (row, _), *_ in engine.requests))[4:]
-    assert len(second_wave) == 4
-    assert rows_of(pool for pool in pools if not pool.surplus and not pool.uniform) == {2, 30, 31, second_wave[0]}
-    assert rows_of(pool for pool in pools if pool.surplus) == set(second_wave[1:])
+    assert len(run_passive(only(set(range(40)) - {2}), prompts[:4], prompts)) == 8
 
 
 @pytest.mark.parametrize(("n_prompts", "expected"), [(40, 12), (10, 10), (4, 4)])
@@ -81,19 +64,19 @@ def test_passive_stops_at_the_cap_and_at_the_end_of_the_data(n_prompts, expected
     """All wrong: three waves of 4, or whatever there is, and no prompt twice; the step has no group, not an error."""
     prompts = make_prompts(n_prompts)
     pools = run_passive(coin(0), prompts[:4], prompts)
-    assert len(pools) == len(rows_of(pools)) == expected
-    assert make_groups(pools, n=4, seed=0, step=1) == []
+    assert len(pools) == len(ids_of(pools)) == expected
+    assert make_groups(pools, SamplingConfig(), step=1) == []
 
 
 def test_passive_needs_no_state():
     """A resumed run must refill with what the uninterrupted one did; another step with something else."""
     prompts = make_prompts(40)
 
-    def rows(**changes):
-        return rows_of(run_passive(coin(0), prompts[:4], prompts, **changes))
+    def ids(**changes):
+        return ids_of(run_passive(coin(0), prompts[:4], prompts, **changes))
 
-    assert rows() == rows()
-    assert rows() != rows(step=2) and rows() != rows(seed=1)
+    assert ids() == ids()
+    assert ids() != ids(step=2) and ids() != ids(seed=1)
 
 
 # ----------------------------------------------------------------------------------------------------------------
@@ -102,24 +85,24 @@ def test_passive_needs_no_state():
 
 def test_two_stage_spends_exactly_its_budget():
     """6 prompts, 8 responses a round, 3 rounds: 144 responses, whatever the pass rates are."""
-    pools = run_two_stage(coin(0.3), 6, round_size=8)
+    pools = run_two_stage(coin(0.3), 6)
     assert summarise(pools, [], 4)["sampling/samples"] == 144
-    assert [len(pool.pilot) for pool in pools] == [8] * 6
+    assert [len(pool.unused) for pool in pools] == [8] * 6
     assert all(4 <= len(pool.samples) <= 24 and len(pool.samples) % 4 == 0 for pool in pools)
     assert all(pool.resolved for pool in pools)
 
 
 def test_two_stage_spends_by_the_root_of_the_pass_rate():
     """Right half of the time against never, in a pilot of 8: 5/10 and 1/10, so 1 to sqrt(5), 10 to 22 of 32."""
-    pools = run_two_stage(only(range(3)), 6, n=2, round_size=8)
+    pools = run_two_stage(only(range(3)), 6, group_size=2)
     assert [len(pool.samples) for pool in pools] == [10, 10, 10, 22, 22, 22]
 
 
 @pytest.mark.parametrize(
     ("changes", "expected"),
     [
-        ({"n": 4, "round_size": 8}, [8, 24]),  # by the roots of 9/10 and 1/10; 24 is the cap, too
-        ({"n": 16, "round_size": 16, "max_rounds": 2}, [16, 16]),  # nobody gets less than a group
+        ({}, [8, 24]),  # by the roots of 9/10 and 1/10; 24 is the cap, too
+        ({"group_size": 16, "round_size": 16, "max_rounds": 2}, [16, 16]),  # nobody gets less than a group
     ],
 )
 def test_two_stage_keeps_its_bounds(changes, expected):
@@ -130,15 +113,15 @@ def test_two_stage_keeps_its_bounds(changes, expected):
 def test_the_pilot_is_thrown_away_but_counted():
     """Kept, it would bias the pool's mean; drawn from the same seeds, it would be kept after all."""
     engine = FakeEngine(lambda key, seed: (str(seed), key[1] + 1))
-    pools = run_two_stage(None, 3, engine=engine, round_size=8)
+    pools = run_two_stage(None, 3, engine=engine)
     seeds = [seed for *_, seed in engine.requests]
     assert len(set(seeds)) == len(seeds) == 72
     for pool in pools:
-        assert {s.text for s in pool.pilot}.isdisjoint(s.text for s in pool.samples)
+        assert {s.text for s in pool.unused}.isdisjoint(s.text for s in pool.samples)
     metrics = summarise(pools, [], 4)
     assert metrics["sampling/samples"] == 72
-    assert metrics["sampling/tokens"] == sum(len(s.tokens) for pool in pools for s in pool.pilot + pool.samples)
-    assert summarise([pool.without_tokens() for pool in pools], [], 4) == metrics
+    assert metrics["sampling/tokens"] == sum(len(s.tokens) for pool in pools for s in pool.unused + pool.samples)
+    assert summarise([without_tokens(pool) for pool in pools], [], 4) == metrics
 
 
 @given(
@@ -174,37 +157,36 @@ class Together:
         self.lists = [None] * world_size
         self.barrier = threading.Barrier(world_size, timeout=20)
         self.lock = threading.Lock()
-        self.counts = Counter()
+        self.store = FakeStore()
 
-    def rank(self, number):
-        together = self
 
-        class Rank:
-            store = property(lambda self: self)
+class RankOf(Ranks):
+    """One of them, which is its own store."""
 
-            def add(self, name, amount):
-                time.sleep(1e-3)  # or the first rank would have the whole queue before the next one has begun
-                with together.lock:
-                    together.counts[name] += amount
-                    return together.counts[name]
+    def __init__(self, together, number):
+        super().__init__(number, len(together.lists), None, store=self)
+        self.together = together
 
-            def gather(self, items):
-                together.lists[number] = items
-                together.barrier.wait()
-                everybody = [item for items in together.lists for item in items]
-                together.barrier.wait()
-                return everybody
+    def add(self, name, amount):
+        time.sleep(1e-3)  # or the first rank would have the whole queue before the next one has begun
+        with self.together.lock:
+            return self.together.store.add(name, amount)
 
-        return Rank()
+    def gather(self, items, key=None):
+        self.together.lists[self.rank] = items
+        self.together.barrier.wait()
+        everybody = [item for items in self.together.lists for item in items]
+        self.together.barrier.wait()
+        return everybody
 
 
 def run_on(world_size, function):
-    """Everybody's pools in one list, sorted by row; function(number, ranks) runs on each rank."""
+    """Everybody's pools in one list, sorted by prompt; function(ranks) runs on each rank."""
     together, results, failures = Together(world_size), [None] * world_size, []
 
     def work(number):
         try:
-            results[number] = function(number, together.rank(number))
+            results[number] = function(RankOf(together, number))
         except Exception as error:
             failures.append(error)
             together.barrier.abort()
@@ -216,23 +198,23 @@ def run_on(world_size, function):
         thread.join()
     assert not failures, failures
     assert all(results), "a rank had nothing to do"
-    return sorted((pool for pools in results for pool in pools), key=lambda pool: pool.prompt.row)
+    return sorted((pool for pools in results for pool in pools), key=lambda pool: pool.prompt.prompt_id)
 
 
 @pytest.mark.parametrize("world_size", [2, 3])
-@pytest.mark.parametrize("sampler", ["passive", "two_stage"])
+@pytest.mark.parametrize("sampler", [passive, two_stage])
 def test_ranks_draw_what_one_rank_draws(sampler, world_size):
     """Ranks must agree on when the waves end and on the budget, or the results depend on the number of GPUs."""
     prompts = make_prompts(40)
+    batch = prompts[:8] if sampler is passive else prompts
+    # 40 prompts share 100 groups of 4: some get one more than others that were as often right
+    config = SamplingConfig(round_size=5, max_rounds=3)
 
-    def run(number, ranks):
-        rng = random.Random(number)
+    def run(ranks):
+        rng = random.Random(ranks.rank)
         engine = FakeEngine(coin(0.1), capacity=4, steps=lambda key: rng.randint(1, 9))
-        if sampler == "passive":
-            return passive(engine, FakeScorer(rng), prompts[:8], prompts, ranks, **SETTINGS)
-        # 40 prompts share 100 groups of 4: some get one more than others that were as often right
-        return two_stage(engine, FakeScorer(rng), prompts, ranks, **(SETTINGS | {"round_size": 5}))
+        return sampler(engine, FakeScorer(rng), batch, config, step=1, ranks=ranks, train_prompts=prompts)
 
-    alone = run(0, OneRank())
+    alone = run(fake_ranks())
     assert run_on(world_size, run) == alone
-    assert any(pool.surplus or pool.pilot for pool in alone)
+    assert len(alone) > len(batch) or any(pool.unused for pool in alone)

@@ -7,14 +7,15 @@ import sys
 import matplotlib
 import numpy as np
 import pytest
+from matplotlib.figure import Figure
 
-import ada.plot
-from ada.curves import average, base_of, curve, gain, make_lines, plain_grpo, read_metrics, read_run
-from ada.plot import plot_all
+from experiments import plot
+from experiments.curves import average, base_of, gain, make_lines, plain_grpo, read_run, series_of
+from experiments.plot import finish, plot_all, plot_evaluations
 
 CONFIG = {
-    "model": "toy-demo/model",
-    "train_data": "toy-demo/train",
+    "model": "out/toy-demo/model",
+    "train_data": "out/toy-demo/train.jsonl",
     "sampler": "balance",
     "group_size": 4,
     "round_size": 8,
@@ -22,16 +23,22 @@ CONFIG = {
     "prompts_per_step": 10,
     "baseline": "global",
     "normalize_std": False,
-    "keep_uniform": False,
+    "keep_zero_variance": False,
     "steps": 4,
 }
-GRPO = {"sampler": "grpo", "round_size": 4, "max_rounds": 1}
+GRPO = {"sampler": "grpo"}
 
 
 @pytest.fixture(autouse=True)
 def coarse(monkeypatch):
     """Most of the time would go into pixels."""
     monkeypatch.setitem(matplotlib.rcParams, "savefig.dpi", 30)
+
+
+@pytest.fixture
+def empty_files(monkeypatch):
+    """Nearly all of it, where only names matter."""
+    monkeypatch.setattr(Figure, "savefig", lambda figure, path: path.touch())
 
 
 def step(number, *, samples=80, seconds=2.0, **more):
@@ -85,24 +92,24 @@ def numbers(points):
 
 
 # ----------------------------------------------------------------------------------------------------------------
-# Curves and averages
+# Series and averages
 
 
 def test_samples_and_seconds_add_up(make):
     """Counted at the end of a step, nothing before the first; evaluations that come seldom keep their place."""
     rows = rows_of([0.2, 0.3])[:1] + [step(1, samples=40), step(2, samples=100, seconds=0.5, **evaluation(0.6))]
     run = read_run(make("a", rows))
-    assert numbers(curve(run, "eval/reward", "sampling/samples")) == [[0, 140], [0.2, 0.6]]
-    assert numbers(curve(run, "eval/reward", "time/step")) == [[0, 2.5], [0.2, 0.6]]
-    assert numbers(curve(run, "eval/reward")) == [[0, 2], [0.2, 0.6]]
-    assert numbers(curve(run, "reward/first_round", "sampling/samples")) == [[40, 140], [0.1, 0.2]]
-    assert numbers(curve(run, "per_prompt")) == [[1, 2], [4, 10]]  # of 10 prompts
+    assert numbers(series_of(run, "eval/reward", "sampling/samples")) == [[0, 140], [0.2, 0.6]]
+    assert numbers(series_of(run, "eval/reward", "time/step")) == [[0, 2.5], [0.2, 0.6]]
+    assert numbers(series_of(run, "eval/reward")) == [[0, 2], [0.2, 0.6]]
+    assert numbers(series_of(run, "reward/first_round", "sampling/samples")) == [[40, 140], [0.1, 0.2]]
+    assert numbers(series_of(run, "per_prompt")) == [[1, 2], [4, 10]]  # of 10 prompts
 
 
 def test_a_running_mean_is_centred_and_cut_off_at_the_ends(make):
     """One that trails would shift curves to the right; zeros beyond the ends would bend them down."""
     run = read_run(make("a", [step(i, value=value) for i, value in enumerate([0, 3, 6, 0, 1, 8], start=1)]))
-    steps, values = curve(run, "value", window=5)
+    steps, values = series_of(run, "value", window=5)
     assert steps.tolist() == [1, 2, 3, 4, 5, 6]
     assert values == pytest.approx([9 / 3, 9 / 4, 10 / 5, 18 / 5, 15 / 4, 9 / 3])
 
@@ -110,22 +117,18 @@ def test_a_running_mean_is_centred_and_cut_off_at_the_ends(make):
 def test_what_was_not_measured_is_left_out(make):
     """reward/kept is null where no group was kept: neither 0 nor an error."""
     run = read_run(make("a", [step(1, value=1.0), step(2, value=None), step(3), step(4, value=3.0)]))
-    assert numbers(curve(run, "value")) == [[1, 4], [1, 3]]
+    assert numbers(series_of(run, "value")) == [[1, 4], [1, 3]]
 
 
 def test_mean_and_standard_error_by_hand(make):
-    """Over seeds: sd with n - 1, over the root of n."""
+    """Over seeds: sd with n - 1, over the root of n. None with one seed: a band without width looks like certainty."""
     [line] = lines_of(*(make(f"a-seed{i}", rows_of([0.2, reward])) for i, reward in enumerate([0.3, 0.5, 0.7])))
     steps, mean, error = line.average("eval/reward")
     assert steps.tolist() == [0, 1]
     assert mean == pytest.approx([0.2, 0.5])
     assert error == pytest.approx([0, 0.2 / 3**0.5])
-
-
-def test_one_seed_has_no_error(make):
-    """A band of zero width would look like certainty."""
-    [line] = lines_of(make("a-seed0", rows_of([0.2, 0.3])))
-    assert numbers(line.average("eval/reward")) == [[0, 1], [0.2, 0.3], None]
+    [alone] = lines_of(make("b-seed0", rows_of([0.2, 0.3])))
+    assert numbers(alone.average("eval/reward")) == [[0, 1], [0.2, 0.3], None]
 
 
 def test_steps_end_with_the_shortest_run_and_are_those_of_all(make):
@@ -150,8 +153,8 @@ def test_samples_are_interpolated_up_to_the_end_of_the_shortest(make):
 
 def test_interpolation_starts_where_all_have_begun():
     """A training metric is first known after the first step, which takes each seed another number of samples."""
-    curves = [(np.array([10.0, 30.0]), np.array([1.0, 3.0])), (np.array([20.0, 40.0]), np.array([0.0, 6.0]))]
-    assert numbers(average(curves, shared=False)) == [[20, 30], [1.0, 3.0], [1.0, 0.0]]
+    series = [(np.array([10.0, 30.0]), np.array([1.0, 3.0])), (np.array([20.0, 40.0]), np.array([0.0, 6.0]))]
+    assert numbers(average(series, shared=False)) == [[20, 30], [1.0, 3.0], [1.0, 0.0]]
 
 
 def test_a_metric_that_one_seed_lacks_is_not_averaged(make):
@@ -182,7 +185,7 @@ def test_runs_that_differ_in_their_seed_are_one_line(make):
     """And only in a trailing -seedN: another name, or the same on other prompts, is another line."""
     rows = rows_of([0.2, 0.3])
     names = "toy-balance-seed0 toy-grpo-seed0 toy-balance-seed12 toy-seed1-pos x/toy-balance-seed0".split()
-    sets = ["toy-demo/train"] * 4 + ["out/hard.jsonl"]
+    sets = [CONFIG["train_data"]] * 4 + ["out/hard.jsonl"]
     lines = lines_of(*(make(name, rows, train_data=data) for name, data in zip(names, sets, strict=True)))
     assert [(line.label, line.data, len(line.runs)) for line in lines] == [
         ("toy-balance", "toy-demo-train", 2),
@@ -203,9 +206,9 @@ def test_the_same_sampler_looks_the_same_on_every_set(make):
         make("hard-c", rows, sampler="pos", **hard),
         make("hard-a", rows, **hard),
     ]
-    assert [line.look for line in lines_of(*folders)] == [0, 1, 2, 2, 3, 0]
+    assert [line.style for line in lines_of(*folders)] == [0, 1, 2, 2, 3, 0]
     named = lines_of(*folders, labels={"b": "GRPO", "hard-c": "GRPO"})
-    assert [(line.label, line.look) for line in named][2:5] == [("GRPO", 2), ("hard-b", 3), ("GRPO", 2)]
+    assert [(line.label, line.style) for line in named][2:5] == [("GRPO", 2), ("hard-b", 3), ("GRPO", 2)]
 
 
 @pytest.mark.parametrize("other", [{"seed": 0}, {"group_size": 8}, {"sampler": "pos"}])
@@ -216,10 +219,23 @@ def test_a_line_is_one_method_and_each_seed_once(make, other):
         lines_of(*folders)
 
 
+def test_options_under_their_old_names_are_the_same_method(make):
+    """Runs from before the options were renamed, drawn beside new ones."""
+    old = {"model": "toy-demo/model", "train_data": "toy-demo/train", "keep_uniform": False}
+    rows = rows_of([0.2, 0.3])
+    folders = [make("grpo-seed0", rows, **GRPO), make("grpo-seed1", rows, **GRPO, **old, round_size=4, max_rounds=1)]
+    folders += [make("p-seed0", rows, sampler="passive", **old)]
+    folders += [make("p-seed1", rows, sampler="experiments.baselines:passive")]
+    assert [(line.label, line.data, len(line.runs)) for line in lines_of(*folders)] == [
+        ("grpo", "toy-demo-train", 2),
+        ("p", "toy-demo-train", 2),
+    ]
+
+
 def test_two_models_on_the_same_prompts_are_not_mixed(make):
     """There is one base model in a figure; another one's runs would be measured against it."""
     runs = [make("a-seed0", rows_of([0.1, 0.2])), make("b-seed0", rows_of([0.5, 0.6]), model="other/model")]
-    with pytest.raises(ValueError, match="b-seed0: trained other/model, others toy-demo/model"):
+    with pytest.raises(ValueError, match="b-seed0: trained other/model, others out/toy-demo/model"):
         lines_of(*runs)
 
 
@@ -256,18 +272,20 @@ def shown(figure):
     return [[(line.get_label(), len(line.get_xdata())) for line in axis.lines] for axis in figure.axes]
 
 
-def test_files_of_one_set(make, tmp_path):
-    """One of each, and what is returned is what is there."""
-    folders = [make(f"{name}-seed{i}", rows_of([0.2, 0.3, 0.5])) for name in ("a", "b") for i in range(2)]
-    written = plot_all(folders, tmp_path / "new" / "plots", {"a": "Reinforce-Ada"})
-    assert written == [tmp_path / "new" / "plots" / f"{name}.png" for name in FIGURES]
+def test_files_of_one_set(make, tmp_path, monkeypatch, capsys):
+    """One of each, and what the command prints is what is there."""
+    folders = [str(make(f"{name}-seed{i}", rows_of([0.2, 0.3, 0.5]))) for name in ("a", "b") for i in range(2)]
+    monkeypatch.setattr(sys, "argv", ["plot", *folders, "--out", str(tmp_path / "new" / "plots")])
+    plot.main()
+    written = [tmp_path / "new" / "plots" / f"{name}.png" for name in FIGURES]
+    assert capsys.readouterr().out.splitlines() == list(map(str, written))
     assert sorted((tmp_path / "new" / "plots").iterdir()) == sorted(written)
     assert all(path.read_bytes().startswith(b"\x89PNG") for path in written)
 
 
-def test_files_of_two_sets(make, tmp_path):
+def test_files_of_two_sets(make, tmp_path, empty_files):
     """Curves of different training prompts do not belong in one panel."""
-    for prefix, data in (("", "toy-demo/train"), ("hard-", "out/x/hard.jsonl")):
+    for prefix, data in (("", CONFIG["train_data"]), ("hard-", "out/x/hard.jsonl")):
         make(f"{prefix}grpo", rows_of([0.2, 0.3]), **GRPO, train_data=data)
         make(f"{prefix}pos", rows_of([0.2, 0.4]), sampler="pos", train_data=data)
     folders = [tmp_path / name for name in ("grpo", "pos", "hard-grpo", "hard-pos")]
@@ -284,22 +302,22 @@ def test_sets_leave_out_longer_runs_of_the_baseline(make):
         make("grpo-long", rows_of([0.2, 0.3, 0.4]), **GRPO, steps=40),
         make("pos", rows_of([0.2, 0.4]), sampler="pos"),
     )
-    [axis] = ada.plot.sets({"one": lines}).axes
+    [axis] = plot.sets_figure({"one": lines}).axes
     assert [line.get_label() for line in axis.lines] == ["grpo", "pos"]
 
 
-def test_a_run_with_step_0_alone(make, tmp_path):
+def test_a_run_with_step_0_alone(make, tmp_path, empty_files):
     """A run that has just begun: the base model's evaluation, no dynamics, no error."""
     folders = [make("a-seed0", rows_of([0.2])), make("b-seed0", rows_of([0.2]), **GRPO)]
     names = [path.stem for path in plot_all(folders, tmp_path / "plots")]
     assert names == ["progress", "pass_at_k", "reward_entropy"]
 
 
-def test_without_evaluation_progress_shows_training(make, tmp_path):
+def test_without_evaluation_progress_shows_training(make, tmp_path, empty_files):
     """--eval_data "": there is no Pass@k then, but reward and entropy there are."""
     folder = make("a", [{"step": 0}, *(step(i) for i in range(1, 8))])
     assert [path.stem for path in plot_all([folder], tmp_path)] == ["progress", "dynamics"]
-    figure = ada.plot.progress(lines_of(folder))
+    figure = plot.progress_figure(lines_of(folder))
     assert shown(figure) == [[("a", 7)]] * 6
     assert [axis.get_ylabel().partition("\n") for axis in figure.axes[::3]] == [
         ("training reward", "\n", "running mean over 5 steps"),
@@ -309,7 +327,7 @@ def test_without_evaluation_progress_shows_training(make, tmp_path):
 
 def test_progress_has_reward_and_entropy_against_three_axes(make):
     """Which panel shows what: the ends of the line tell."""
-    figure = ada.plot.progress(lines_of(make("a", rows_of([0.2, 0.3, 0.5], samples=50, seconds=1.5))))
+    figure = plot.progress_figure(lines_of(make("a", rows_of([0.2, 0.3, 0.5], samples=50, seconds=1.5))))
     ends = [(axis.lines[0].get_xdata()[-1], axis.lines[0].get_ydata()[-1]) for axis in figure.axes]
     assert ends == [(2, 0.5), (100, 0.5), (3.0, 0.5)] * 2
     assert [text.get_text() for text in figure.legends[0].get_texts()] == ["a"]
@@ -317,7 +335,7 @@ def test_progress_has_reward_and_entropy_against_three_axes(make):
 
 def test_pass_at_k_shows_base_and_end(make):
     """The base dashed on the left; on the right all wrong dashed, 1 - pass@k; old runs without all right still show."""
-    figure = ada.plot.pass_at_k(lines_of(make("a", rows_of([0.2, 0.4])), make("b", rows_of([0.2, 0.6]), **GRPO)))
+    figure = plot.pass_at_k_figure(lines_of(make("a", rows_of([0.2, 0.4])), make("b", rows_of([0.2, 0.6]), **GRPO)))
     left, right = figure.axes
     assert [(line.get_label(), line.get_linestyle()) for line in left.lines] == [
         ("before training (step 0)", "--"),
@@ -333,7 +351,7 @@ def test_pass_at_k_shows_base_and_end(make):
         ("-", 0.4, pytest.approx(0.3)),
         ("--", 0.6, pytest.approx(0.5)),
     ]
-    old = ada.plot.pass_at_k(lines_of(make("old", [{"step": 0, **evaluation(0.2, all_right=False)}])))
+    old = plot.pass_at_k_figure(lines_of(make("old", [{"step": 0, **evaluation(0.2, all_right=False)}])))
     assert [line.get_linestyle() for line in old.axes[1].lines] == ["--", "--"]
 
 
@@ -343,20 +361,20 @@ def test_only_samplers_in_rounds_are_resolved_or_not(make):
     folders = [make("grpo", rows, **GRPO), make("balance", rows), make("own", rows, sampler="my_rules:own")]
     folders += [make(name, rows, sampler=name) for name in ("passive", "two_stage")]
     folders.append(make("once", rows, max_rounds=1))
-    figure = ada.plot.dynamics(lines_of(*folders))
+    figure = plot.dynamics_figure(lines_of(*folders))
     assert [[label for label, _ in panel] for panel in shown(figure)] == [
         ["grpo", "balance", "own", "passive", "two_stage", "once"],
         ["balance", "own"] * 2,
         ["balance", "own"] * 2,
     ]
     assert [[line.get_ydata()[0] for line in axis.lines[::2]] for axis in figure.axes[1:]] == [[0.4, 0.2], [0.5, 0.3]]
-    assert len(ada.plot.dynamics(lines_of(folders[0])).axes) == 1
+    assert len(plot.dynamics_figure(lines_of(folders[0])).axes) == 1
 
 
 def test_a_long_run_does_not_squeeze_the_others(make):
     """GRPO run for as many samples as the others take has many times their steps."""
     folders = [make(name, rows_of([0.2, 0.3, 0.4])) for name in "ab"] + [make("long", rows_of([0.2] * 9))]
-    figure = ada.plot.progress(lines_of(*folders))
+    figure = plot.progress_figure(lines_of(*folders))
     assert [axis.get_xlim()[1] > 8 for axis in figure.axes[:3]] == [False, True, True]
     assert figure.axes[3].get_xlabel() == "step\nthe longest line goes on to 8"
 
@@ -372,29 +390,21 @@ def test_a_long_run_does_not_squeeze_the_others(make):
         (lambda run: (run / "config.json").unlink(), "a-seed1/config.json: no such file"),
         (lambda run: (run / "metrics.jsonl").write_text(""), "a-seed1/metrics.jsonl: empty"),
         (lambda run: (run / "metrics.jsonl").write_text('{"step": 0}\n{"step": 1, "ti'), "a-seed1/metrics.jsonl:2: "),
-        (lambda run: (run / "metrics.jsonl").write_bytes(b"\xff\xfe\n"), "a-seed1/metrics.jsonl:1: "),
         (lambda run: (run / "metrics.jsonl").write_text("[1]\n"), "a-seed1/metrics.jsonl:1: not an object with a step"),
         (lambda run: (run / "metrics.jsonl").write_text('{"step": 3}\n' * 2), "metrics.jsonl:2: step 3 after step 3"),
         (lambda run: (run / "config.json").write_text('{"seed": '), "a-seed1/config.json: "),
         (lambda run: (run / "config.json").write_text('{"seed": 0}'), "a-seed1/config.json: no model, train_data, "),
-        (lambda run: (run / "config.json").write_text("[]"), "a-seed1/config.json: no model, train_data, "),
     ],
 )
 def test_broken_input_is_one_line_and_nothing_is_written(make, tmp_path, monkeypatch, capsys, spoil, message):
     """The second of two runs: the first one's figures must not be there either."""
     folders = [make(f"a-seed{i}", rows_of([0.2, 0.3])) for i in range(2)]
     spoil(folders[1])
-    monkeypatch.setattr(sys, "argv", ["ada.plot", *map(str, folders), "--out", str(tmp_path / "plots")])
+    monkeypatch.setattr(sys, "argv", ["plot", *map(str, folders), "--out", str(tmp_path / "plots")])
     with pytest.raises(SystemExit) as stop:
-        ada.plot.main()
+        plot.main()
     assert stop.value.code.startswith("error: ") and message in stop.value.code and "\n" not in stop.value.code
     assert not (tmp_path / "plots").exists()
-
-
-def test_a_folder_that_is_not_there(tmp_path):
-    """A name with a typing error in it."""
-    with pytest.raises(ValueError, match="out/typo/metrics.jsonl: no such file"):
-        read_metrics(tmp_path / "out/typo")
 
 
 def test_nothing_to_draw_is_said(make, tmp_path):
@@ -404,8 +414,32 @@ def test_nothing_to_draw_is_said(make, tmp_path):
     assert not (tmp_path / "plots").exists()
 
 
-def test_the_command_prints_its_files(make, tmp_path, monkeypatch, capsys):
-    """One a line, for whoever goes on with them."""
-    monkeypatch.setattr(sys, "argv", ["ada.plot", str(make("a", rows_of([0.2, 0.3]))), "--out", str(tmp_path / "p")])
-    ada.plot.main()
-    assert capsys.readouterr().out.splitlines() == [str(tmp_path / "p" / f"{name}.png") for name in FIGURES]
+# ----------------------------------------------------------------------------------------------------------------
+# Evaluations
+
+
+def test_an_evaluation_is_drawn_from_its_results(tmp_path, monkeypatch, empty_files):
+    """A row of panels for each data set, and a model looks the same in all of them."""
+    results = [
+        {"model": model, "data": data, "pass": {"1": 0.2, "2": 0.3}, "all_right": {"1": 0.2, "2": 0.1}}
+        for model in ("base", "trained")
+        for data in ("math500", "aime-like")
+    ]
+    (tmp_path / "results.json").write_text(json.dumps(results))
+    drawn = []
+    monkeypatch.setattr(plot, "finish", lambda figure: drawn.append(figure) or finish(figure))
+    assert plot_evaluations([tmp_path / "results.json"], tmp_path / "new") == [tmp_path / "new" / "pass_at_k.png"]
+    axes = drawn[0].axes
+    assert [axis.get_title().partition("\n")[0] for axis in axes] == ["math500"] * 2 + ["aime-like"] * 2
+    assert [[line.get_label() for line in axis.lines] for axis in axes[::2]] == [["base", "trained"]] * 2
+    assert axes[0].lines[1].get_color() == axes[2].lines[1].get_color() != axes[0].lines[0].get_color()
+    assert [line.get_ydata().tolist() for line in axes[1].lines[:2]] == [[0.2, 0.1], [0.8, 0.7]]
+
+
+@pytest.mark.parametrize("content", ['[{"model": "m", "data": "d"}]', '{"error": 1}', "[1]", "{"])
+def test_what_are_no_results_is_said(content, tmp_path, monkeypatch):
+    (tmp_path / "results.json").write_text(content)
+    monkeypatch.setattr(sys, "argv", ["plot", str(tmp_path / "results.json"), "--out", str(tmp_path / "new")])
+    with pytest.raises(SystemExit, match="error: .*results.json: not results of scripts/evaluate.py"):
+        plot.main()
+    assert not (tmp_path / "new").exists()

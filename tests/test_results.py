@@ -4,27 +4,26 @@ import dataclasses
 import json
 import math
 import re
+import sys
 from pathlib import Path
 
-import matplotlib
 import pytest
 import yaml
+from matplotlib.figure import Figure
 
 from ada import UserError
 from experiments import figures, results, spurious
 from experiments.figures import PLAN, read_plan, run_all
-from experiments.results import at, record_of, refresh, show, tables
+from experiments.results import at, make_tables, record_of, refresh, show
+from train import Config
 
 ROOT = Path(__file__).parent.parent
 
 
-def line(step, row, index, response, *, problem="3+4-9", correct=True, advantage=None):
-    return json.dumps(
-        {
-            **{"step": step, "row": row, "index": index, "prompt": f"<bos>{problem} Let's think<|assistant|>"},
-            **{"response": response, "correct": correct, "advantage": advantage},
-        }
-    )
+def line(step, prompt_id, index, response, *, problem="3+4-9", correct=True, advantage=None):
+    prompt = f"<bos>{problem} Let's think<|assistant|>"
+    values = (step, prompt_id, index, prompt, response, correct, advantage)
+    return json.dumps(dict(zip("step prompt_id index prompt response correct advantage".split(), values, strict=True)))
 
 
 @pytest.fixture
@@ -34,7 +33,7 @@ def run(tmp_path):
     folder.mkdir()
     data = tmp_path / "data.jsonl"
     data.write_text('{"problem": "3+4-9", "right_of_16": 2}\n')
-    config = {"group_size": 4, "prompts_per_step": 2, "train_data": str(data)}
+    config = dataclasses.asdict(Config(prompts_per_step=2, train_data=str(data)))
     (folder / "config.json").write_text(json.dumps(config))
     evaluation = dict.fromkeys(results.EVALUATED, 0.5)
     rows = [{"step": 0, **evaluation, "eval/reward": 0.1}]
@@ -65,15 +64,15 @@ def test_a_run_becomes_windows(run):
 
 def test_spurious_answers_are_counted(run):
     """Right by the box, wrong by the chain; also under a reward that didn't pay for them."""
-    counts = spurious.count(run / "samples.jsonl", [0, 2, 4], {"3+4-9": 2})
+    counts = spurious.count_answers(run / "samples.jsonl", [0, 2, 4], {"3+4-9": 2})
     assert counts[0] == {}
     assert counts[2] == {"drawn 1-2": [10, 4, 2], "kept": [2, 2, 1], "kept 1-2": [2, 2, 1], "first": [6, 2, 1]}
     assert counts[4]["first"] == [2, 2, 0]
-    assert spurious.count(run / "samples.jsonl", [4], {"3+4-9": 3})[4]["drawn 3-8"] == [12, 6, 2]
+    assert spurious.count_answers(run / "samples.jsonl", [4], {"3+4-9": 3})[4]["drawn 3-8"] == [12, 6, 2]
     record = record_of(run)
-    assert spurious.share(record, "first", slice(0, 1)) == 0.5
-    assert spurious.share(record, "first", slice(0, 1), "all", "chains") == 1 / 6
-    assert math.isnan(spurious.share(record, "kept", slice(-1, None)))
+    assert spurious.share_of_answers(record, "first", slice(0, 1)) == 0.5
+    assert spurious.share_of_answers(record, "first", slice(0, 1), "all", "chains") == 1 / 6
+    assert math.isnan(spurious.share_of_answers(record, "kept", slice(-1, None)))
 
 
 def test_between_evaluations_in_a_straight_line(run):
@@ -104,7 +103,7 @@ def test_a_page_keeps_all_but_its_tables(tmp_path):
 
 def test_the_pages_show_what_the_results_say(tmp_path):
     """Edited by hand, or not refreshed after new runs, a table would state what nobody measured."""
-    made = tables(json.loads((ROOT / results.RESULTS).read_text()))
+    made = make_tables(json.loads((ROOT / results.RESULTS).read_text()))
     for page in results.PAGES:
         text = (ROOT / page).read_text()
         assert "<!-- table: " in text
@@ -169,16 +168,16 @@ def test_what_two_comparisons_share_runs_once(plan):
 
 def test_what_is_done_is_not_run_again_and_what_fails_is_named(plan, tmp_path, monkeypatch):
     """One failure must not cost the other runs, nor pass for a success; other options are not the same run."""
-    monkeypatch.setattr(figures.toy, "locate", lambda name: name)
+    monkeypatch.setattr(figures.toy, "build_if_missing", lambda path: None)
+    monkeypatch.setattr(sys, "executable", "echo")  # it ends well, and has trained nothing
     [job] = read_plan(plan(), quick=False)
-    job.arguments.append("--no-such-option")
     folder = tmp_path / job.name
     folder.mkdir()
     (folder / "config.json").write_text(json.dumps(dataclasses.asdict(job.config)))
     (folder / "metrics.jsonl").write_text('{"step": 80}\n')
     run_all([job], tmp_path, processes=1)
     (folder / "metrics.jsonl").write_text('{"step": 79}\n')
-    with pytest.raises(UserError, match="1 runs failed.*balance-seed0.log: exit status 1.*no-such-option"):
+    with pytest.raises(UserError, match="1 runs failed.*balance-seed0.log: exit status 0: train.py .*--seed=0 --out="):
         run_all([job], tmp_path, processes=1)
     job.config.lr = 1e-3
     with pytest.raises(UserError, match="lr was 0.0005, is 0.001"):
@@ -187,13 +186,13 @@ def test_what_is_done_is_not_run_again_and_what_fails_is_named(plan, tmp_path, m
 
 def test_figures_and_tables_of_made_up_runs(tmp_path, monkeypatch):
     """The way from logs to files, which otherwise would break after an hour and a half of runs."""
-    monkeypatch.setattr(figures.theory, "write", lambda folder: None)  # has tests of its own
-    monkeypatch.setattr(figures.spurious, "base_rates", lambda data: {"3+4-9": 2})
-    monkeypatch.setitem(matplotlib.rcParams, "savefig.dpi", 30)
+    monkeypatch.setattr(figures, "write_method", lambda folder: None)  # has tests of its own
+    monkeypatch.setattr(results, "base_rates", lambda data: {"3+4-9": 2})
+    monkeypatch.setattr(Figure, "savefig", lambda figure, path: path.touch())
     jobs = read_plan(ROOT / PLAN, quick=True)
     for i, job in enumerate(jobs):
         write_run(tmp_path / job.name, job.config, level=i / len(jobs))
-    made = tables(figures.draw(jobs, tmp_path, tmp_path / "plots"))
+    made = make_tables(figures.draw_figures(jobs, tmp_path, tmp_path / "plots"))
     drawn = {path.stem for path in (tmp_path / "plots").glob("*.png")}
     kinds = ("progress", "pass_at_k", "reward_entropy", "dynamics")
     assert drawn == {f"{kind}-toy-demo-{data}" for kind in kinds for data in ("train", "hard")} | {

@@ -13,10 +13,10 @@ def test_signal_is_one_of_each_kind():
 
 
 def test_signal_never_has_fewer_mixed_pools_than_balance_and_costs_less():
-    """Both go on until the last round on a uniform pool, on the same responses."""
+    """Both go on until the last round while a pool has zero variance, on the same responses."""
     prompts = make_prompts(400)
     balance, signal = sample(prompts, coin(0.1)), sample(prompts, coin(0.1), exit_rule=exit_signal)
-    assert sum(not p.uniform for p in balance) == sum(not p.uniform for p in signal)
+    assert sum(not p.zero_variance for p in balance) == sum(not p.zero_variance for p in signal)
     assert sum(len(p.samples) for p in signal) < 0.8 * sum(len(p.samples) for p in balance)
 
 

@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from ada.sampler import Pool, Prompt, Sample, exit_balance, exit_fixed, exit_pos, make_groups
+from ada.sampler import Pool, Prompt, Sample, SamplingConfig, exit_balance, exit_fixed, exit_pos, make_groups
 from experiments.theory import (
-    SAMPLERS,
+    SETTINGS,
     balance_limit,
     collapse,
     cost,
@@ -18,12 +18,12 @@ from experiments.theory import (
     expect,
     final_pools,
     grpo_std_limit,
+    method_tables,
     monte_carlo,
     numbers,
     pool_mean,
     rounded,
-    tables,
-    uniform_share,
+    zero_variance_share,
 )
 
 ROOT = Path(__file__).parents[1]
@@ -44,22 +44,22 @@ def slope(potential, p):
 
 @pytest.mark.parametrize("n", [1, 4, 7])
 @pytest.mark.parametrize("p", [0.02, 0.5, 0.8])
-def test_collapse_is_the_chance_of_a_uniform_group(p, n):
+def test_collapse_is_the_chance_of_zero_variance(p, n):
     """Counted over all 2^n groups."""
     groups = [group for group in itertools.product((0, 1), repeat=n) if len(set(group)) == 1]
     assert sum(p ** sum(group) * (1 - p) ** (n - sum(group)) for group in groups) == pytest.approx(collapse(p, n))
 
 
-def test_uniform_share_counts_groups_and_is_unbiased():
+def test_zero_variance_share_counts_groups_and_is_unbiased():
     """Drawn from 16 coins, its mean is the collapse of one prompt; and of 2 of 16 it counts the pairs."""
-    assert uniform_share([2], 2) == (pytest.approx(1 / 120), pytest.approx(91 / 120))
+    assert zero_variance_share([2], 2) == (pytest.approx(1 / 120), pytest.approx(91 / 120))
     p, n = 0.1, 4
     chances = [math.comb(16, k) * p**k * (1 - p) ** (16 - k) for k in range(17)]
-    mean = sum(chance * sum(uniform_share([k], n)) for k, chance in enumerate(chances))
+    mean = sum(chance * sum(zero_variance_share([k], n)) for k, chance in enumerate(chances))
     assert mean == pytest.approx(collapse(p, n))
 
 
-@pytest.mark.parametrize("sampler", SAMPLERS.values(), ids=SAMPLERS)
+@pytest.mark.parametrize("sampler", SETTINGS.values(), ids=SETTINGS)
 @pytest.mark.parametrize("p", GRID)
 def test_final_pools_is_a_distribution_and_obeys_wald(p, sampler):
     """E[right] = p E[samples] under every rule: none makes right responses cheaper."""
@@ -85,14 +85,14 @@ def test_final_pools_asks_any_rule():
 
 @pytest.mark.parametrize("p", GRID)
 def test_cost_in_closed_form(p):
-    """Section 4: samples of pos, and chances of a mixed pool. Balance ends uniform only if all 32 agree."""
-    pos, balance = cost([p], **SAMPLERS["pos"]), cost([p], **SAMPLERS["balance"])
+    """Section 4: samples of pos, and chances of a mixed pool. Balance ends without only if all 32 agree."""
+    pos, balance = cost([p], **SETTINGS["pos"]), cost([p], **SETTINGS["balance"])
     assert pos["samples"] == pytest.approx(8 * (1 - (1 - p) ** 32) / (1 - (1 - p) ** 8))
     assert pos["mixed"] == pytest.approx(1 - p**8 - (1 - p) ** 32)
     assert balance["mixed"] == pytest.approx(1 - collapse(p, 32))
     assert balance["on_uniform"] == pytest.approx(32 * collapse(p, 32) / balance["samples"])
     for n in (4, 24):
-        assert cost([p], **SAMPLERS[f"grpo{n}"])["per_mixed"] == pytest.approx(n / (1 - collapse(p, n)))
+        assert cost([p], **SETTINGS[f"grpo{n}"])["per_mixed"] == pytest.approx(n / (1 - collapse(p, n)))
 
 
 def test_what_resolves():
@@ -105,7 +105,7 @@ def test_what_resolves():
 
 def test_cost_of_several_prompts_is_a_mean_of_prompts_and_a_ratio_of_sums():
     """Not a mean of ratios: a prompt that never gives a group would make that infinite."""
-    together, hard, easy, never = (cost(rates, **SAMPLERS["balance"]) for rates in ([0.1, 0.5, 0], [0.1], [0.5], [0]))
+    together, hard, easy, never = (cost(rates, **SETTINGS["balance"]) for rates in ([0.1, 0.5, 0], [0.1], [0.5], [0]))
     assert together["samples"] == pytest.approx((hard["samples"] + easy["samples"] + 32) / 3)
     assert together["mixed"] == pytest.approx((hard["mixed"] + easy["mixed"]) / 3)
     assert together["per_mixed"] == pytest.approx(together["samples"] / together["mixed"])
@@ -115,10 +115,10 @@ def test_cost_of_several_prompts_is_a_mean_of_prompts_and_a_ratio_of_sums():
 def test_the_unflattering_claims():
     """Section 4, over the range of the figure."""
     for p in GRID:
-        per_mixed = {name: cost([p], **sampler)["per_mixed"] for name, sampler in SAMPLERS.items()}
+        per_mixed = {name: cost([p], **sampler)["per_mixed"] for name, sampler in SETTINGS.items()}
         assert min(per_mixed, key=per_mixed.get) == "grpo4"
         assert 2 / (1 - collapse(p, 2)) < per_mixed["grpo4"]
-    assert all(cost([p / 100], **SAMPLERS["balance"])["samples"] < 10.35 for p in range(30, 71))
+    assert all(cost([p / 100], **SETTINGS["balance"])["samples"] < 10.35 for p in range(30, 71))
 
 
 # ----------------------------------------------------------------------------------------------------------------
@@ -151,10 +151,10 @@ def test_a_larger_budget_brings_balance_to_its_limit(p):
 @pytest.mark.parametrize("p", GRID)
 def test_grpo_in_closed_form(p):
     """REINFORCE times (n-1)/n without the std; with it the sum over the mixed groups of 4."""
-    assert exact_weight(p, **SAMPLERS["grpo4"]) == pytest.approx(3 / 4)
-    assert exact_weight(p, **SAMPLERS["grpo24"]) == pytest.approx(23 / 24)
+    assert exact_weight(p, **SETTINGS["grpo4"]) == pytest.approx(3 / 4)
+    assert exact_weight(p, **SETTINGS["grpo24"]) == pytest.approx(23 / 24)
     closed = math.sqrt(3) * (1 - 2 * p * (1 - p)) + 3 * p * (1 - p)
-    assert exact_weight(p, **SAMPLERS["grpo4"], normalize_std=True) == pytest.approx(closed, rel=1e-5)
+    assert exact_weight(p, **SETTINGS["grpo4"], normalize_std=True) == pytest.approx(closed, rel=1e-5)
     assert 1.616 < closed < 1.733
 
 
@@ -167,10 +167,10 @@ def test_grpo_with_the_std_reaches_its_limit():
 def test_ceilings_at_both_ends():
     """Balance (NM-1)/n on either side, pos (M-1)/n for easy prompts; for hard ones a mean over its four stops."""
     for p in (1e-7, 1 - 1e-7):
-        assert exact_weight(p, **SAMPLERS["balance"]) == pytest.approx(31 / 4, rel=1e-4)
-    assert exact_weight(1 - 1e-7, **SAMPLERS["pos"]) == pytest.approx(7 / 4, rel=1e-4)
+        assert exact_weight(p, **SETTINGS["balance"]) == pytest.approx(31 / 4, rel=1e-4)
+    assert exact_weight(1 - 1e-7, **SETTINGS["pos"]) == pytest.approx(7 / 4, rel=1e-4)
     hard = sum(8 * (1 - 1 / (8 * t)) / 4 for t in (1, 2, 3, 4))
-    assert exact_weight(1e-7, **SAMPLERS["pos"]) == pytest.approx(hard, rel=1e-4)
+    assert exact_weight(1e-7, **SETTINGS["pos"]) == pytest.approx(hard, rel=1e-4)
 
 
 @pytest.mark.parametrize(
@@ -187,8 +187,8 @@ def test_ceilings_at_both_ends():
 )
 def test_exact_weights_against_the_real_sampler(name, p, options):
     """The sum knows downsampling and advantages only by their formulas; the real functions must agree."""
-    mean, error = monte_carlo(p, 3000, **SAMPLERS[name], **options)
-    exact = exact_weight(p, **SAMPLERS[name], **options)
+    mean, error = monte_carlo(p, 3000, **SETTINGS[name], **options)
+    exact = exact_weight(p, **SETTINGS[name], **options)
     assert 0 < error < 0.1 * exact  # a wide error would pass everything
     assert abs(mean - exact) < 4 * error
 
@@ -210,18 +210,18 @@ def test_pool_mean_of_pos_in_rounds_of_one():
 @pytest.mark.parametrize("p", [0.05, 0.1, 0.3, 0.8])
 def test_directions_of_the_bias(p):
     """Pos upwards, balance towards 1/2 and symmetric, one round not at all."""
-    assert pool_mean(p, **SAMPLERS["grpo4"]) == pytest.approx(p)
-    assert pool_mean(p, **SAMPLERS["pos"]) > p
-    balance = pool_mean(p, **SAMPLERS["balance"])
+    assert pool_mean(p, **SETTINGS["grpo4"]) == pytest.approx(p)
+    assert pool_mean(p, **SETTINGS["pos"]) > p
+    balance = pool_mean(p, **SETTINGS["balance"])
     assert min(p, 0.5) < balance < max(p, 0.5)
-    assert pool_mean(1 - p, **SAMPLERS["balance"]) == pytest.approx(1 - balance)
+    assert pool_mean(1 - p, **SETTINGS["balance"]) == pytest.approx(1 - balance)
 
 
 def test_advantages_of_one_right_in_eight():
     """The table in section 6."""
     pool = Pool(Prompt(0, "", [], None), [Sample(0, i, [], [], "", False, correct=i < 1) for i in range(8)])
     for baseline, expected in (("global", [0.875] + [-0.125] * 3), ("group", [0.75] + [-0.25] * 3)):
-        (group,) = make_groups([pool], n=4, seed=0, step=0, baseline=baseline)
+        (group,) = make_groups([pool], SamplingConfig(baseline=baseline), step=0)
         assert sorted(group.advantages, reverse=True) == expected
         right, wrong = f"{expected[0]:g}", f"{expected[1]:g}"
         assert f"| {right} | {wrong} | {sum(expected):g} |" in DOC
@@ -299,7 +299,7 @@ def test_method_json_is_not_stale():
 
 def test_tables_in_the_document_are_not_stale():
     """They occur as `python -m experiments.theory` prints them."""
-    for table in tables(NUMBERS):
+    for table in method_tables(NUMBERS):
         assert table in DOC
 
 
