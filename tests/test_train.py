@@ -1,4 +1,4 @@
-"""The real command, at a tiny size: real vLLM, real math-verify, real FSDP2, real files. And its options, one by one."""
+"""The real command, at a tiny size: real vLLM, real math-verify, real FSDP2, real files. And its options."""
 
 import dataclasses
 import re
@@ -9,7 +9,7 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
-from commands import ROOT, Command, Done, cold, read, torchrun
+from commands import Command, Done, cold, read, torchrun
 from safetensors.torch import load_file
 
 import train
@@ -169,7 +169,7 @@ def bad_files(tmp_path):
     (tmp_path / "list.yaml").write_text("steps: [1, 2]\n")
     (tmp_path / "key.yaml").write_text("seed: 1\n? [steps, seed]\n: 3\n")
     (tmp_path / "value.yaml").write_text("steps: 3\nbaseline: best\n")
-    (tmp_path / "limit.yaml").write_text("lr: .inf\n")
+    (tmp_path / "limit.yaml").write_text("lr: inf\n")
     (tmp_path / "prose.yaml").write_text("train it well\n")
     (tmp_path / "broken.yaml").write_text("steps: 3\nseed: [\n")
     return tmp_path
@@ -219,7 +219,6 @@ def test_impossible_options_are_named(option, message, bad_files):
         ("--max_response_tokens=100000", "max_prompt_tokens + max_response_tokens is 100032"),
         ("--wandb", "wandb is not installed"),
         ("--reward=best", "--reward best: must be math or MODULE:FUNCTION"),
-        ("--reward=toy:best", "--reward toy:best: AttributeError"),
     ],
 )
 def test_bad_input_is_one_clear_line(option, message, bad_files, toy_folder):
@@ -243,7 +242,7 @@ def test_bad_input_on_several_ranks(tmp_path, toy_folder):
 def test_bad_input_from_the_command_line():
     """No warning of a library stands before the line."""
     done = cold("train.py", "--colour=red")
-    assert (done.returncode, done.stdout, done.stderr) == (1, "", "[rank 0] error: unknown option --colour\n")
+    assert (done.returncode, done.stdout, done.stderr) == (1, "", "[rank 0] error: unknown option --colour=red\n")
 
 
 # ----------------------------------------------------------------------------------------------------------------
@@ -258,17 +257,6 @@ def test_options_from_yaml_and_command_line(tmp_path):
     )
     assert (config.lr, config.sampler, config.normalize_std, config.seed) == (1e-6, "pos", True, 4)
     assert (config.keep_checkpoints, config.name) == (1, "mine-pos-seed4")
-
-
-def test_every_config_is_valid():
-    """The files in configs/ must not rot; toy.yaml says what the defaults are."""
-    for path in sorted((ROOT / "configs").glob("*.yaml")):
-        if path.stem == "figures":  # a list of runs
-            continue
-        config = parse_options(train.Config, [f"--config={path}"])
-        assert not list(config.remarks()), path
-        if path.stem == "toy":
-            assert dataclasses.replace(config, config="") == parse_options(train.Config, [])
 
 
 @pytest.mark.parametrize(
@@ -286,9 +274,8 @@ def test_what_may_not_be_meant_is_remarked(options, remark):
 @pytest.fixture
 def own_module(tmp_path, monkeypatch):
     """A module of the user's in the current folder, which is not the repository's."""
-    (tmp_path / "my_rules.py").write_text(
-        "def rule(pool, n):\n    return True\n\n\ndef sampler(engine, scorer, prompts, config, **context):\n    return []\n"
-    )
+    rule, sampler = "def rule(pool, n): ...\n", "def sampler(engine, scorer, prompts, config, **context): ...\n"
+    (tmp_path / "my_rules.py").write_text(rule + sampler)
     (tmp_path / "my_broken.py").write_text("raise RuntimeError('not\\ntoday')\n")
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "path", list(sys.path))
@@ -300,9 +287,8 @@ def test_functions_of_ones_own(own_module):
     """--sampler names an exit rule or a whole sampler; a rule has two parameters, and is made a sampler."""
     assert train.find_sampler("my_rules:sampler") is sys.modules["my_rules"].sampler
     rule = train.find_sampler("my_rules:rule")
-    assert (
-        rule.__qualname__ == train.SAMPLERS["pos"].__qualname__ and rule.__closure__[0].cell_contents.__name__ == "rule"
-    )
+    assert rule.__qualname__ == train.SAMPLERS["pos"].__qualname__  # what `adaptive` makes
+    assert rule.__closure__[0].cell_contents is sys.modules["my_rules"].rule
     assert find_function("--sampler", "ada.sampler:exit_pos", {}) is exit_pos
     assert parse_options(train.Config, ["--sampler=my_rules:rule"]).name == "toy-rule-seed0"
 
@@ -382,11 +368,9 @@ def test_two_processes_are_not_at_one_run(make_run):
 def test_a_gap_above_one_nat_ends_the_run_on_every_rank(rank, make_run):
     """vLLM runs other weights than the trainer's: all that follows would be noise. Below, from 0.05 on, it is said."""
     run = make_run(rank=rank)
-    (run.path).mkdir()
+    run.path.mkdir()
     run.log({"step": 1, "engine/logprob_gap_mean": 0.9})
-    with pytest.raises(
-        RunError, match=r"engine and trainer disagree by 1\.1 nats per token: vLLM does not run"
-    ) as ended:
+    with pytest.raises(RunError, match=r"disagree by 1\.1 nats per token: vLLM does not run the weights") as ended:
         run.log({"step": 2, "engine/logprob_gap_mean": 1.1})
     assert "\n" not in str(ended.value)
     assert len(list(run.path.glob("metrics.jsonl"))) == (rank == 0)
