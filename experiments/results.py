@@ -122,6 +122,23 @@ def at(record: dict, key: str, axis: str, place: float) -> float | None:
 # Tables
 
 
+def ends(records: list[dict]) -> list[str]:
+    """Steps, samples, reward, pass@16 and entropy at the end of a sampler's runs."""
+    shown = {"samples": (1e-3, 0), "eval/reward": (100, 1), "eval/pass@16": (100, 1), "eval/entropy": (1, 3)}
+    cells = [show([last(record, key) for record in records], *how) for key, how in shown.items()]
+    return [str(last(records[0], "step")), *cells]
+
+
+def readme_table(results: dict[str, dict]) -> str:
+    """The comparison in short."""
+    rows = [["trained on", "sampler", "steps", "1000 samples", "reward", "pass@16", "entropy"]]
+    for set_name, prompts in (("mixed", "all prompts"), ("hard", "hard ones")):
+        samplers = by_sampler(results, set_name)
+        for name in ("grpo", "grpo-long", "pos", "balance"):
+            rows.append([prompts, name, *ends(samplers[name][:SEEDS])])
+    return markdown(rows)
+
+
 def final_table(samplers: dict[str, list[dict]]) -> str:
     """What each run ends with and has cost."""
     per_step = {
@@ -130,17 +147,10 @@ def final_table(samplers: dict[str, list[dict]]) -> str:
     }
     rows = [["sampler", "steps", "1000 samples", "s/step", "x grpo", "reward", "pass@16", "entropy", "cut off"]]
     for name, records in samplers.items():
-        rows.append(
-            [
-                *(name, str(last(records[0], "step"))),
-                show([last(record, "samples") for record in records], 1e-3, 0),
-                *(f"{per_step[name]:.2f}", f"{per_step[name] / per_step['grpo']:.1f}"),
-                show([last(record, "eval/reward") for record in records], 100),
-                show([last(record, "eval/pass@16") for record in records], 100),
-                show([last(record, "eval/entropy") for record in records], 1, 3),
-                f"{100 * statistics.fmean(last(record, 'eval/truncated') for record in records):.0f}",
-            ]
-        )
+        steps, samples, *evaluation = ends(records)
+        times = f"{per_step[name]:.2f}", f"{per_step[name] / per_step['grpo']:.1f}"
+        cut_off = f"{100 * statistics.fmean(last(record, 'eval/truncated') for record in records):.0f}"
+        rows.append([name, steps, samples, *times, *evaluation, cut_off])
     return markdown(rows)
 
 
@@ -269,7 +279,7 @@ def rules_table(samplers: dict[str, list[dict]], part: float) -> str:
 
 def make_tables(results: dict[str, dict]) -> dict[str, str]:
     """All tables by name."""
-    found = {}
+    found = {"readme": readme_table(results)}
     for set_name, rewards in (("mixed", (0.5, 0.7)), ("hard", (0.35, 0.42))):
         samplers = by_sampler(results, set_name)
         compared = {name: samplers[name][:SEEDS] for name in COMPARED}

@@ -338,8 +338,8 @@ def test_prompts_and_template_options_can_be_set(llama_tokenizer):
         "instruction": " Now.",
         "chat_template_kwargs": '{"enable_thinking": false}',
     }
-    config = DataConfig(**options)
-    assert ChatTemplate(llama_tokenizer, config)("1?")[0] == "[system]Be brief.[user]1? Now.<think></think>[assistant]"
+    text, _ = ChatTemplate(llama_tokenizer, DataConfig(**options))("1?")
+    assert text == "[system]Be brief.[user]1? Now.<think></think>[assistant]"
 
 
 @pytest.mark.parametrize(

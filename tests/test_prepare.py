@@ -1,92 +1,36 @@
 """From raw rows to prompts of a chosen difficulty: the real command on the toy's model, and kills in the middle."""
 
-import contextlib
 import json
-import os
-import signal
-import subprocess
-import sys
-import time
 from collections import Counter
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
-from test_data import SCHEMAS, write_jsonl
-from test_sampler import FakeEngine, FakeScorer, FakeStore, coin, make_prompts, pool_of
+from commands import Command, cold, contents, count_lines, read, run, torchrun
+from test_sampler import FakeEngine, FakeScorer, coin, fake_ranks, make_prompts, pool_of
 
-from ada import UserError, toy
-from ada.data import DataError, load_prompts
-from ada.journal import Journal
-from ada.prepare import PRESETS, limit, parse, select, table
-from ada.reward import read_gold
+import toy
+from ada import UserError
+from ada.data import DataConfig, load_prompts
+from ada.support.options import parse_options
+from scripts.prepare import PRESETS, PrepareConfig, account, read_prompts, select
+from scripts.responses import Journal
 
-ROOT = Path(__file__).parent.parent
-SETTINGS = {"purpose": "prepare", "model": "m", "k": 4, "temperature": 1.0, "max_tokens": 8, "seed": 0}
-
-
-def command(*arguments: str, ranks: int = 0) -> list[str]:
-    """`python -m ada.data prepare ...` or `python -m ada.eval ...` for ranks = 0, else under torchrun."""
-    torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc_per_node={ranks}"]
-    return [*(torchrun if ranks else [sys.executable]), "-m", *map(str, arguments)]
+SETTINGS = {"purpose": "prepare", "model": "m", "k": 4, "temperature": 1.0, "max_response_tokens": 8, "seed": 0}
 
 
-def start(*arguments: str, ranks: int = 0, **options) -> subprocess.Popen:
-    """In a process group of its own, so that one signal reaches every rank and grader."""
-    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
-    return subprocess.Popen(
-        command(*arguments, ranks=ranks),
-        cwd=ROOT,
-        env=environment,
-        start_new_session=True,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-    )
+def write_jsonl(path: Path, rows: list) -> str:
+    """Rows that are text go into the file as they are."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text("".join((row if isinstance(row, str) else json.dumps(row)) + "\n" for row in rows))
+    return str(path)
 
 
-def run(*arguments: str, ranks: int = 0) -> tuple[int, str, str]:
-    """(exit status, stdout, stderr) of the finished command."""
-    process = start(*arguments, ranks=ranks)
-    out, err = process.communicate(timeout=240)
-    return process.returncode, out, err
+def options(*arguments: str) -> PrepareConfig:
+    return parse_options(PrepareConfig, ["--source=s", "--model=m", "--out=o.jsonl", *arguments])
 
 
-def kill_after_lines(count: int, folder: Path, *arguments: str, ranks: int = 0) -> bool:
-    """Start the command and SIGKILL all of it as soon as `folder` holds `count` journal lines.
-
-    Returns whether there was something left to kill: on a busy machine the command may be faster than this loop.
-    """
-    process = start(*arguments, ranks=ranks)
-    deadline = time.monotonic() + 120
-    while count_lines(folder) < count and process.poll() is None:
-        assert time.monotonic() < deadline, "no progress"
-        time.sleep(0.005)
-    alive = process.poll() is None
-    if alive:
-        os.killpg(process.pid, signal.SIGKILL)
-    process.communicate()
-    return alive
-
-
-def count_lines(folder: Path) -> int:
-    lines = 0
-    for path in folder.rglob("*.jsonl"):
-        with contextlib.suppress(FileNotFoundError):  # the command joins its files meanwhile
-            lines += path.read_bytes().count(b"\n")
-    return lines
-
-
-def contents(folder: Path) -> dict[str, bytes]:
-    """Every file below a folder, by name; locks are empty and hidden."""
-    return {str(path.relative_to(folder)): path.read_bytes() for path in sorted(folder.rglob("*")) if path.is_file()}
-
-
-def read(path: Path) -> list[dict]:
-    return [json.loads(line) for line in path.read_text().splitlines()]
-
-
-# ---------------------------------------------------------------------------------------------------- bad and good rows
+# ----------------------------------------------------------------------------------------------------------------
+# Bad and good rows
 
 BAD_ROWS = {  # kind: (line of the file, cause in the counts)
     "not JSON": ('{"problem": "Q?", "answ', "bad_row"),
@@ -98,52 +42,62 @@ BAD_ROWS = {  # kind: (line of the file, cause in the counts)
     "a null answer": ('{"problem": "Q?", "answer": null}', "gold_unreadable"),
     "a NaN answer": ('{"problem": "Q?", "answer": NaN}', "gold_unreadable"),
     "an answer that doesn't parse": ('{"problem": "Q?", "answer": "\\\\frac{1}{"}', "gold_unreadable"),
-    "neither answer nor box": ('{"problem": "Q?", "answer": "", "solution": "Easy."}', "gold_unreadable"),
+    "neither answer nor box": ('{"problem": "Q?", "answer": "", "solution": "We add. So it is 2, as one sees."}', "gold_unreadable"),
 }
 GOOD = {"problem": "1+1", "answer": "2"}
 
 
+@pytest.fixture
+def prepare(tmp_path, toy_tokenizer, monkeypatch):
+    """prepare(rows, options ...) -> (prompts, counts, lines of dropped.log)."""
+    monkeypatch.setattr("scripts.prepare.load_tokenizer", lambda model: toy_tokenizer)
+
+    def prepare(rows, *arguments):
+        source = write_jsonl(tmp_path / "raw.jsonl", rows)
+        config = options(f"--source={source}", f"--out={tmp_path / 'new' / 'o.jsonl'}", *arguments)
+        found = read_prompts(config, "m", tmp_path / "work" / "dropped.log", fake_ranks())
+        assert list((tmp_path / "new").iterdir()) == []
+        return *found, (tmp_path / "work" / "dropped.log").read_text().splitlines()
+
+    return prepare
+
+
 @pytest.mark.parametrize("kind", BAD_ROWS)
-def test_a_bad_row_is_reported_or_fatal(kind, tmp_path, toy_tokenizer, caplog):
+def test_a_bad_row_is_noted_or_the_end(kind, prepare):
     """Dropped with file and line, or with --strict the end; a broken line of JSON too."""
     line, cause = BAD_ROWS[kind]
-    source = write_jsonl(tmp_path / "raw.jsonl", [GOOD, line])
-    prompts, counts = load_prompts(source, toy_tokenizer, max_prompt_tokens=99, fatal="nothing")
-    assert len(prompts) == 1 and counts[cause] == 1
-    assert f"raw.jsonl:2: dropped: {'bad JSON: ' if kind == 'not JSON' else ''}" in caplog.text
-    with pytest.raises(DataError, match=r"raw\.jsonl:2: ") as error:
-        load_prompts(source, toy_tokenizer, max_prompt_tokens=99, fatal="rows")
+    prompts, counts, dropped = prepare([GOOD, line])
+    assert len(prompts) == 1 and counts[cause] == 1 and len(dropped) == 1
+    assert f"raw.jsonl:2: dropped: {'bad JSON: ' if kind == 'not JSON' else ''}" in dropped[0]
+    with pytest.raises(UserError, match=r"raw\.jsonl:2: ") as error:
+        prepare([GOOD, line], "--strict")
     assert "\n" not in str(error.value)
 
 
-def test_duplicates_and_long_rows_are_not_broken(tmp_path, toy_tokenizer):
+def test_duplicates_and_long_rows_are_not_broken(prepare):
     """--strict is for rows that somebody should repair."""
-    rows = [GOOD, GOOD, {"problem": "1+" * 40 + "1", "answer": "1"}]
-    source = write_jsonl(tmp_path / "raw.jsonl", rows)
-    _, counts = load_prompts(source, toy_tokenizer, max_prompt_tokens=99, max_problem_tokens=80, fatal="rows")
-    assert (counts["kept"], counts["duplicate"], counts["too_long"]) == (1, 1, 1)
-    _, counts = load_prompts(
-        source, toy_tokenizer, max_prompt_tokens=99, max_problem_tokens=81
-    )  # one token a character
-    assert counts["too_long"] == 0
+    rows = [GOOD, GOOD, {"problem": "1+" * 40 + "1", "answer": "1"}]  # one token a character
+    _, counts, dropped = prepare(rows, "--strict", "--max_problem_tokens=80")
+    assert (counts["kept"], counts["duplicate"], counts["too_long"], len(dropped)) == (1, 1, 1, 2)
+    assert prepare(rows, "--max_problem_tokens=81")[1]["too_long"] == 0
 
 
-@pytest.mark.parametrize("schema", SCHEMAS)
-def test_what_is_written_is_read_again_as_the_same(schema, tmp_path, toy_tokenizer):
+def test_why_all_rows_went_is_in_the_file(prepare, tmp_path):
+    """That is when one looks."""
+    with pytest.raises(UserError, match="no prompt left"):
+        prepare([{"problem": "1+1", "answer": "x, or y?"}, GOOD], "--max_prompt_tokens=1")
+    assert len((tmp_path / "work" / "dropped.log").read_text().splitlines()) == 2
+
+
+@pytest.mark.parametrize("answer", [2, 3.0, "025", ["$x=1$"], r"$\frac12$", "worked out: #### 1,072", r"\boxed{7}"])
+def test_what_is_written_is_read_again_as_the_same(answer, prepare):
     """Gold answers are tidied once, by prepare; reading the written row must not change them any more."""
-    row, gold = SCHEMAS[schema]
-    assert read_gold(gold) == gold
-    source = write_jsonl(tmp_path / "raw.jsonl", [row])
-    [prompt], _ = load_prompts(source, toy_tokenizer, max_prompt_tokens=999)
-    written = write_jsonl(tmp_path / "out.jsonl", [{"problem": prompt.problem, "answer": prompt.gold}])
-    assert load_prompts(written, toy_tokenizer, max_prompt_tokens=999)[0] == [prompt]
+    [prompt], *_ = prepare([{"problem": "Q?", "answer": answer}])
+    assert prepare([{"problem": prompt.problem, "answer": prompt.gold}])[0] == [prompt]
 
 
-# ------------------------------------------------------------------------------------------------- limits and the table
-
-
-def options(*arguments: str):
-    return parse(["--source=s", "--model=m", "--out=o.jsonl", *arguments])
+# ----------------------------------------------------------------------------------------------------------------
+# Limits and the table
 
 
 @pytest.mark.parametrize(
@@ -155,7 +109,7 @@ def options(*arguments: str):
         (["--preset=easy"], (1, 5)),  # the public code: a pass rate of at most 0.313
         (["--preset=hard", "--k=32"], (1, 4)),
         (["--min-correct=3", "--max-correct=9"], (3, 9)),
-        (["--min-correct=3"], (3, 16)),
+        (["--min_correct=3"], (3, 16)),
     ],
 )
 def test_presets_and_limits(arguments, limits):
@@ -165,13 +119,14 @@ def test_presets_and_limits(arguments, limits):
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["--preset=hard", "--max-correct=3"], "--preset stands for"),
-        (["--preset=hard", "--k=7"], "at most 12.5% right is none of --k 7"),
-        (["--min-correct=3", "--max-correct=2"], "no prompt can have 3 to 2 right of 16"),
-        (["--max-correct=17"], "no prompt can have 1 to 17 right of 16"),
-        (["--min-correct=0"], "'0' is not a count"),
+        (["--preset=hard", "--max_correct=3"], "--preset hard stands for a --max_correct"),
+        (["--preset=hard", "--k=7"], "no prompt can have 1 to 0 correct of 7"),
+        (["--min_correct=3", "--max_correct=2"], "no prompt can have 3 to 2 correct of 16"),
+        (["--max_correct=17"], "no prompt can have 1 to 17 correct of 16"),
+        (["--min_correct=0"], "--min_correct 0: must be at least 1"),
         (["--out=rows.json"], "--out rows.json: must end in .jsonl"),
-        (["--colour=red"], "unrecognized arguments: --colour=red"),
+        (["--source="], "--source, --model and --out are needed"),
+        (["--colour=red"], "unknown option --colour=red"),
     ],
 )
 def test_impossible_options_are_named(arguments, message):
@@ -183,30 +138,26 @@ def test_presets_are_pass_rates():
     """The same limits as comparing n_correct / k with the threshold, as the public code does."""
     for preset, rate in PRESETS.items():
         for k in range(16, 65):
-            assert [c for c in range(1, k + 1) if c / k <= rate] == list(range(1, limit(preset, k) + 1))
+            config = PrepareConfig(source="s", model="m", out="o.jsonl", preset=preset, k=k)
+            config.check()
+            assert [c for c in range(1, k + 1) if c / k <= rate] == list(range(1, config.max_correct + 1))
 
 
-def test_rows_are_kept_by_right_responses_and_the_table_adds_up():
-    """One pool for each number of right responses from 0 to 8; kept are 2 to 5."""
-    pools = [pool_of("1" * right + "0" * (8 - right), row=right) for right in range(9)]
-    chosen = options("--k=8", "--min-correct=2", "--max-correct=5")
-    rows, dropped = select(pools, chosen)
+def test_rows_are_kept_by_correct_responses_and_the_table_adds_up():
+    """One pool for each number of correct responses from 0 to 8; kept are 2 to 5."""
+    pools = [pool_of("1" * correct + "0" * (8 - correct), prompt_id=correct) for correct in range(9)]
+    rows, dropped = select(pools, options("--k=8", "--min_correct=2", "--max_correct=5"))
     assert [row["n_correct"] for row in rows] == [2, 3, 4, 5]
     assert rows[0]["pass_rate"] == 0.25 and rows[0]["n_samples"] == 8
     assert list(dropped.values()) == [1, 1, 3]
     counts = {"read": 20, "kept": 9, "bad_row": 4, "gold_unreadable": 0, "duplicate": 5, "too_long": 2}
-    lines = table(counts, dropped, len(rows), chosen).splitlines()
+    lines = account(counts, dropped, len(rows), Path("o.jsonl")).splitlines()
     numbers = [int(line.split()[-1]) for line in lines]
     assert numbers[0] == sum(numbers[1:]) == 20 and "unreadable" not in "".join(lines)
 
 
-# ---------------------------------------------------------------------------------------------------------- the journal
-
-
-def one_rank(rank: int = 0, store=None):
-    """Ranks of which only this one is there."""
-    gather = lambda items, key=None: sorted(items, key=key) if key else list(items)  # noqa: E731
-    return SimpleNamespace(rank=rank, world_size=1, store=store or FakeStore(), gather=gather, barrier=lambda: None)
+# ----------------------------------------------------------------------------------------------------------------
+# Responses on disk
 
 
 class Stop(Exception):
@@ -226,86 +177,77 @@ def stop_after(n: int):
     return stopping
 
 
-def test_a_journal_draws_what_is_missing_and_nothing_else(tmp_path):
-    """Stopped at any response and cut at any byte, it ends with the same file, and each response is drawn once."""
-    prompts = make_prompts(12, gold=["right"])
+def prompts_for_disk(n: int):
+    prompts = make_prompts(n)
     for prompt in prompts:
         prompt.gold = ["right"]  # JSON has no sets
-    whole = Journal(tmp_path / "whole", prompts, SETTINGS, one_rank())
-    whole.fill(FakeEngine(coin(0.5)), FakeScorer(), "")
-    expected = (tmp_path / "whole.jsonl").read_bytes()
-    assert [pool.prompt.row for pool in whole.pools()] == list(range(12))
-    assert all(len(pool.samples) == 4 for pool in whole.pools())
-    everything = {(row, index) for row in range(12) for index in range(4)}
+    return prompts
+
+
+def test_a_journal_draws_what_is_missing_and_nothing_else(tmp_path):
+    """Stopped at any response and cut at any byte, it ends with the same pools; complete prompts aren't drawn again."""
+    prompts = prompts_for_disk(12)
+    whole = Journal(tmp_path / "whole", prompts, SETTINGS, fake_ranks())
+    whole.draw_missing(FakeEngine(coin(0.5)), FakeScorer(), "")
+    assert [(pool.prompt.prompt_id, len(pool.samples)) for pool in whole.pools()] == [(i, 4) for i in range(12)]
+    found = set()
     for cut in range(0, 400, 37):
-        path = tmp_path / f"cut{cut}"
-        journal = Journal(path, prompts, SETTINGS, one_rank())
+        journal = Journal(tmp_path / f"cut{cut}", prompts, SETTINGS, fake_ranks())
+        engine = FakeEngine(stop_after(40), capacity=6, steps=lambda key: 1 + (key[0] + 5 * key[1]) % 7)
         with pytest.raises(Stop):
-            journal.fill(
-                FakeEngine(stop_after(30), capacity=6, steps=lambda key: 1 + (key[0] + 5 * key[1]) % 7),
-                FakeScorer(),
-                "",
-            )
-        journal._lock.close()
-        part = tmp_path / f"cut{cut}.rank0.jsonl"
+            journal.draw_missing(engine, FakeScorer(), "")
+        part = Path(f"{journal.path}.rank0.jsonl")
         part.write_bytes(part.read_bytes()[: len(part.read_bytes()) - cut])
         complete = [json.loads(line) for line in part.read_bytes().splitlines(True) if line.endswith(b"\n")]
-        survivors = {(line["row"], line["index"]) for line in complete}
-        assert len(survivors) > 10 and set(Counter(row for row, _ in survivors).values()) - {4}  # some prompts by half
-        again = Journal(path, prompts, SETTINGS, one_rank())
-        assert {prompt.row for prompt in again.missing} == {row for row, _ in everything - survivors}
+        complete = {i for i, n in Counter(line["prompt_id"] for line in complete).items() if n == 4}
+        found.add(len(complete))
+        again = Journal(tmp_path / f"cut{cut}", prompts, SETTINGS, fake_ranks())
+        assert {prompt.prompt_id for prompt in again.missing()} == set(range(12)) - complete
         engine = FakeEngine(coin(0.5))
-        again.fill(engine, FakeScorer(), "")
-        assert sorted(key for key, _, _ in engine.requests) == sorted(everything - survivors)
-        assert path.with_suffix(".jsonl").read_bytes() == expected and not part.exists()
+        again.draw_missing(engine, FakeScorer(), "")
+        drawn = sorted(key for key, *_ in engine.requests)
+        assert drawn == [(i, j) for i in range(12) if i not in complete for j in range(4)]
+        assert again.pools() == whole.pools() and again.missing() == []
+    assert len(found) > 1 and max(found) > 4
 
 
 def test_a_journal_keeps_what_other_ranks_wrote(tmp_path):
     """Three ranks were killed, one goes on: nothing of theirs is lost, and what two of them have counts once."""
-    prompts = make_prompts(6, gold=["right"])
-    for prompt in prompts:
-        prompt.gold = ["right"]
-    Journal(tmp_path / "a", prompts, SETTINGS, one_rank()).fill(FakeEngine(coin(0.5)), FakeScorer(), "")
-    lines = (tmp_path / "a.jsonl").read_bytes().splitlines(keepends=True)
-    for rank, mine in enumerate([[16, 17, 18, 19, 0], [9, 8, 0], [23, 20, 21, 22]]):  # 4 lines a row
-        (tmp_path / f"b.rank{rank}.jsonl").write_bytes(b"".join(lines[i] for i in mine))
-    journal = Journal(tmp_path / "b", prompts, SETTINGS, one_rank())
-    assert [prompt.row for prompt in journal.missing] == [0, 1, 2, 3]
+    prompts = prompts_for_disk(6)
+    whole = Journal(tmp_path / "a" / "x", prompts, SETTINGS, fake_ranks())
+    whole.draw_missing(FakeEngine(coin(0.5)), FakeScorer(), "")
+    lines = {(line["prompt_id"], line["index"]): json.dumps(line) for line in read(Path(f"{whole.path}.rank0.jsonl"))}
+    journal = Journal(tmp_path / "b" / "x", prompts, SETTINGS, fake_ranks())
+    assert journal.path.name == whole.path.name, "a name is that of its settings"
+    for rank, own in enumerate([(4, 0), (0, 2), (5,)]):
+        text = [lines[prompt, index] for prompt in own for index in range(4)]
+        write_jsonl(Path(f"{journal.path}.rank{rank}.jsonl"), text)
+    assert [prompt.prompt_id for prompt in journal.missing()] == [1, 3]
     engine = FakeEngine(coin(0.5))
-    journal.fill(engine, FakeScorer(), "")
-    assert len(engine.requests) == 24 - 11
-    assert (tmp_path / "b.jsonl").read_bytes() == (tmp_path / "a.jsonl").read_bytes()
+    journal.draw_missing(engine, FakeScorer(), "")
+    assert len(engine.requests) == 8 and journal.pools() == whole.pools()
 
 
-@pytest.mark.parametrize(("name", "value"), [("k", 5), ("model", "n"), ("seed", 1), ("temperature", 0.0)])
-def test_a_journal_refuses_other_settings(name, value, tmp_path):
+@pytest.mark.parametrize(("name", "value"), [("k", 5), ("model", "n"), ("seed", 1), ("temperature", 0.5)])
+def test_other_settings_or_prompts_have_responses_of_their_own(name, value, tmp_path):
     """Responses of two policies in one table would be nobody's result."""
-    prompts = make_prompts(2, gold=["right"])
-    Journal(tmp_path / "a", prompts, SETTINGS, one_rank())._lock.close()
-    with pytest.raises(UserError, match=f"{name} was .*: give another --out"):
-        Journal(tmp_path / "a", prompts, SETTINGS | {name: value}, one_rank())
-    with pytest.raises(UserError, match="prompts was '2, .*', is '3, "):
-        Journal(tmp_path / "a", make_prompts(3, gold=["right"]), SETTINGS, one_rank())
+    prompts = prompts_for_disk(2)
+    first = Journal(tmp_path / "a", prompts, SETTINGS, fake_ranks())
+    first.draw_missing(FakeEngine(coin(0.5)), FakeScorer(), "")
+    assert Journal(tmp_path / "a", prompts, SETTINGS, fake_ranks()).missing() == []
+    assert len(Journal(tmp_path / "a", prompts, SETTINGS | {name: value}, fake_ranks()).missing()) == 2
+    assert len(Journal(tmp_path / "a", prompts_for_disk(3), SETTINGS, fake_ranks()).missing()) == 3
 
 
-def test_two_processes_do_not_write_one_journal(tmp_path):
-    prompts = make_prompts(2, gold=["right"])
-    first = Journal(tmp_path / "a", prompts, SETTINGS, one_rank())
-    with pytest.raises(UserError, match="another process is at work here"):
-        Journal(tmp_path / "a", prompts, SETTINGS, one_rank())
-    first._lock.close()
-    Journal(tmp_path / "a", prompts, SETTINGS, one_rank())
-
-
-# ----------------------------------------------------------------------------------------------------- the real command
+# ----------------------------------------------------------------------------------------------------------------
+# The real command
 
 
 def raw_rows() -> list:
     """The toy's first training rows in the schemas of the public files, and one of each kind of bad row."""
-    problems = [row["problem"] for row in read(Path(toy.locate("toy-demo/train")))[:40]]
     rows = []
-    for i, problem in enumerate(problems):
-        answer = toy.boxed(toy.solve(problem))
+    for i, row in enumerate(read(Path("out/toy-demo/train.jsonl"))[:40]):
+        problem, answer = row["problem"], row["answer"]
         forms = [
             {"problem": problem, "answer": answer},
             {"problem": problem, "answer": float(answer), "url": "x"},
@@ -318,29 +260,39 @@ def raw_rows() -> list:
 
 @pytest.fixture(scope="module")
 def prepared(tmp_path_factory, toy_folder):
-    """(folder, arguments, stdout, stderr) of an uninterrupted run on one rank."""
+    """(folder, arguments, what it printed) of an uninterrupted run on one rank, started from another folder."""
     folder = tmp_path_factory.mktemp("prepared")
     source = write_jsonl(folder / "raw.jsonl", raw_rows())
-    arguments = ["ada.data", "prepare", f"--source={source}", "--model=toy-demo/model", "--max-problem-tokens=20"]
-    status, out, err = run(*arguments, f"--out={folder / 'whole' / 'hard.jsonl'}", "--k=8", "--max-correct=4")
-    assert status == 0, err
-    return folder, [*arguments, "--k=8", "--max-correct=4"], out, err
+    arguments = [f"--source={source}", f"--model={toy_folder / 'model'}", "--max_problem_tokens=20", "--k=8"]
+    arguments = ["scripts/prepare.py", *arguments, "--max_correct=4"]
+    done = run(*arguments, f"--out={folder / 'whole' / 'hard.jsonl'}")
+    assert done.returncode == 0, done.stderr
+    return folder, arguments, done
+
+
+def responses_in(work: Path) -> list[dict]:
+    """Of all ranks, in order; there are no others."""
+    assert len(list(work.glob("responses-*.json"))) == 1
+    lines = [line for path in work.glob("responses-*.rank*.jsonl") for line in read(path) if line]
+    return sorted(lines, key=lambda line: (line["prompt_id"], line["index"]))
 
 
 def test_prepare_writes_and_prints_what_it_promises(prepared, toy_tokenizer):
-    folder, _, out, err = prepared
+    folder, _, done = prepared
     rows = read(folder / "whole" / "hard.jsonl")
     assert rows and all(1 <= row["n_correct"] <= 4 and row["pass_rate"] == row["n_correct"] / 8 for row in rows)
-    lines = {line[:36].strip(" -"): int(line[36:]) for line in out.splitlines() if line[36:].strip().isdigit()}
+    lines = {line[:36].strip(" -"): int(line[36:]) for line in done.stdout.splitlines() if line[36:].strip().isdigit()}
     assert lines["rows read"] == 52 == sum(lines.values()) - 52 and lines["kept in hard.jsonl"] == len(rows)
-    assert (lines["broken row"], lines["answer unreadable"], lines["duplicate"], lines["too long"]) == (5, 5, 1, 1)
+    assert (lines["bad row"], lines["gold unreadable"], lines["duplicate"], lines["too long"]) == (5, 5, 1, 1)
     dropped = (folder / "whole" / "hard.prepare" / "dropped.log").read_text().splitlines()
-    assert [line.split("raw.jsonl:")[1].split(":")[0] for line in dropped] == [str(i) for i in range(41, 53)]
-    assert err.count(": dropped: ") == 10  # duplicates and long ones are in the file alone
-    prompts, counts = load_prompts(str(folder / "whole" / "hard.jsonl"), toy_tokenizer, max_prompt_tokens=32)
+    numbers = [int(line.split("raw.jsonl:")[1].split(":")[0]) for line in dropped]
+    assert sorted(numbers) == list(range(41, 53))
+    assert done.stderr.count(": dropped: ") == 10  # duplicates and long ones are in the file alone
+    prompts, counts = load_prompts(str(folder / "whole" / "hard.jsonl"), toy_tokenizer, DataConfig())
     assert counts["read"] == counts["kept"] == len(rows)
-    drawn = read(folder / "whole" / "hard.prepare" / "responses.jsonl")
-    assert [(line["row"], line["index"]) for line in drawn] == [(row, i) for row in range(40) for i in range(8)]
+    assert [prompt.gold for prompt in prompts] == [row["answer"] for row in rows]
+    drawn = responses_in(folder / "whole" / "hard.prepare")
+    assert [(line["prompt_id"], line["index"]) for line in drawn] == [(i, j) for i in range(40) for j in range(8)]
     for row in rows:  # the verdicts are those of the toy's own verifier
         answers = [toy.boxed(line["text"]) for line in drawn if line["problem"] == row["problem"]]
         assert answers.count(toy.boxed(toy.solve(row["problem"]))) == row["n_correct"]
@@ -348,35 +300,49 @@ def test_prepare_writes_and_prints_what_it_promises(prepared, toy_tokenizer):
 
 @pytest.mark.parametrize(
     "kills",
-    [[(43, 0)], pytest.param([(20, 0), (101, 2), (177, 0), (253, 3)], marks=pytest.mark.slow)],
+    [[(40, 1)], pytest.param([(20, 1), (96, 2), (170, 1), (250, 3)], marks=pytest.mark.slow)],
     ids=["one", "four"],
 )
 def test_prepare_goes_on_after_kill_9(prepared, kills):
-    """Killed after so many responses on so many ranks, then finished: byte for byte the uninterrupted run's files."""
-    folder, arguments, _, _ = prepared
+    """Killed after so many responses on so many ranks, then finished: the uninterrupted run's file and responses."""
+    folder, arguments, _ = prepared
     killed = folder / f"killed{len(kills)}"
     again = [*arguments, f"--out={killed / 'hard.jsonl'}"]
-    assert any([kill_after_lines(lines, killed, *again, ranks=ranks) for lines, ranks in kills])
-    status, _, err = run(*again)
-    assert status == 0, err
-    assert contents(killed) == contents(folder / "whole")
+    assert any([Command(*again, ranks=ranks).kill_when(lambda n=n: count_lines(killed) >= n) for n, ranks in kills])
+    done = run(*again)
+    assert done.returncode == 0, done.stderr
+    assert (killed / "hard.jsonl").read_bytes() == (folder / "whole" / "hard.jsonl").read_bytes()
+    assert responses_in(killed / "hard.prepare") == responses_in(folder / "whole" / "hard.prepare")
 
 
 def test_other_limits_draw_nothing_again(prepared):
     """A second set from the same responses, without an engine."""
-    folder, arguments, _, _ = prepared
+    folder, arguments, _ = prepared
     before = contents(folder / "whole")
     out, work = folder / "easy.jsonl", folder / "whole" / "hard.prepare"
-    status, printed, err = run(*arguments[:-1], f"--out={out}", f"--work={work}", "--min-correct=5")
-    assert status == 0 and "first prompt" not in printed, err
+    done = run(*arguments[:-1], f"--out={out}", f"--work={work}", "--min_correct=5")
+    assert done.returncode == 0 and "first prompt" not in done.stdout, done.stderr
     assert all(row["n_correct"] >= 5 for row in read(out))
-    solved = {line["row"] for line in read(work / "responses.jsonl") if line["correct"]}
+    solved = {line["prompt_id"] for line in responses_in(work) if line["correct"]}
     assert len(read(out)) + len(read(folder / "whole" / "hard.jsonl")) == len(solved)
     assert contents(folder / "whole") == before
 
 
-def test_strict_names_the_row(prepared):
-    folder, arguments, _, _ = prepared
-    status, _, err = run(*arguments, f"--out={folder / 'strict.jsonl'}", "--strict")
-    assert status == 1 and err.startswith("[rank 0] error: ") and "raw.jsonl:42: bad JSON" in err
-    assert len(err.splitlines()) == 1 and not (folder / "strict.jsonl").exists()
+@pytest.mark.slow
+def test_under_torchrun_each_rank_says_what_is_wrong(prepared):
+    """From the command line, which has to find the packages; no rank waits for another."""
+    folder, arguments, _ = prepared
+    done = cold(*torchrun(2), *arguments, f"--out={folder / 'raw.jsonl' / 'o.jsonl'}")
+    assert done.returncode == 1 and "Traceback (most" not in done.stderr, done.stderr
+    assert done.stderr.count("error: ") >= done.stderr.count("raw.jsonl/o.prepare: Not a directory") >= 1
+
+
+@pytest.mark.parametrize(("extra", "message"), [(["--strict"], "raw.jsonl:42: bad JSON"), ([], "Not a directory")])
+def test_what_ends_it_early_is_one_line(extra, message, prepared):
+    """Before an engine starts. A plain file in the place of the folder stands for one that cannot be written."""
+    folder, arguments, _ = prepared
+    out = folder / "strict.jsonl" if extra else folder / "raw.jsonl" / "o.jsonl"
+    done = run(*arguments, f"--out={out}", *extra)
+    *before, last = done.stderr.splitlines()
+    assert done.returncode == 1 and last.startswith("[rank 0] error: ") and message in last
+    assert all(": dropped: " in line for line in before) and not (folder / "strict.jsonl").exists()
