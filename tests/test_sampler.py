@@ -80,6 +80,7 @@ class FakeScorer:
 
     def __init__(self, rng=None):
         self.rng = rng
+        self.failures = Counter()
         self.waiting = []
         self.timeouts = []  # of each poll
 
