@@ -282,10 +282,11 @@ def test_no_engine_logprob_makes_a_nan(ranks, model, engine_logprob):
     groups = copy.deepcopy(GROUPS)
     for sample in (sample for group in groups for sample in group.samples):
         sample.logprobs = [engine_logprob] * len(sample.tokens)
-    trainer = make_trainer(model, ranks, updates_per_step=2)
+    trainer, before = make_trainer(model, ranks, updates_per_step=2), copy.deepcopy(groups)
     for key, value in trainer.update(groups, step=1).items():
         assert math.isfinite(value), key
     assert all(weight.isfinite().all() for weight in weights_of(trainer).values())
+    assert groups == before, "the groups are logged afterwards"
 
 
 @pytest.mark.parametrize("engine_logprob", [math.nan, -math.inf, math.inf])
@@ -304,21 +305,6 @@ def test_an_engine_logprob_that_is_no_number_costs_its_token_the_weight(ranks, m
     assert [row.pop("engine/logprobs_not_finite") for row in metrics] == [1, 0]
     assert metrics[0] == pytest.approx(metrics[1], rel=EXACT)
     assert distance(*map(weights_of, trainers)) < EXACT
-
-
-def test_losses_change_none_of_their_inputs(ranks, model):
-    logprobs, old, advantages = torch.randn(3, 50).unbind()
-    hidden, head, targets = torch.randn(50, 8), torch.randn(11, 8), torch.arange(50) % 11
-    inputs = (logprobs, old, advantages, hidden, head, targets)
-    before = [tensor.clone() for tensor in inputs]
-    clipped_objective(logprobs, old, advantages, clip_low=0.2, clip_high=0.28)
-    importance_weights(old, cap=2.0)
-    head_logprobs(hidden, head, targets, temperature=0.7, entropy_grad=True)
-    assert all(torch.equal(*pair) for pair in zip(inputs, before, strict=True))
-
-    groups = copy.deepcopy(GROUPS)
-    make_trainer(model, ranks, updates_per_step=2).update(groups, step=1)
-    assert groups == GROUPS
 
 
 def plain_loss(model, groups, old, options) -> torch.Tensor:
@@ -366,8 +352,7 @@ def test_updates_are_those_of_a_plain_implementation(ranks, model, options):
     mini_batches = watch_mini_batches(trainer)
     metrics = trainer.update(GROUPS, step=1)
     assert metrics["update/updates"] == 3
-    assert metrics["update/clip_high"] > 0
-    assert metrics["update/clip_low"] > 0
+    assert metrics["update/clip_high"] > 0 and metrics["update/clip_low"] > 0 and metrics["update/grad_norm"] > 1.0
 
     reference = AutoModelForCausalLM.from_pretrained(model, dtype=torch.float32)
     optimizer = torch.optim.AdamW(reference.parameters(), lr=1e-2 / 4, weight_decay=0.0)
@@ -415,6 +400,7 @@ def test_one_update_needs_one_forward_per_micro_batch(ranks, model):
     metrics = trainer.update(GROUPS, step=1)
     assert len(forwards) == n_micro_batches
     assert metrics["update/clip_high"] == metrics["update/clip_low"] == 0  # the ratio is 1 everywhere
+    assert make_trainer(model, ranks, updates_per_step=5).update(GROUPS[:2], step=1)["update/updates"] == 2
 
 
 def test_later_updates_take_their_old_logprobs_from_before_the_first(ranks, model):
@@ -434,11 +420,6 @@ def test_later_updates_take_their_old_logprobs_from_before_the_first(ranks, mode
         assert torch.equal(batch.old_logprobs_N, expected)
 
 
-def test_more_updates_than_groups(ranks, model):
-    metrics = make_trainer(model, ranks, updates_per_step=5).update(GROUPS[:2], step=1)
-    assert metrics["update/updates"] == 2
-
-
 def test_mini_batches_depend_on_seed_and_step_only(ranks, model):
     """More groups than an iteration has prompts, as passive filtering may bring, are cut at random."""
     trainer = make_trainer(model, ranks, prompts_per_step=4, updates_per_step=2)
@@ -455,23 +436,6 @@ def test_mini_batches_depend_on_seed_and_step_only(ranks, model):
     assert orders == [order(seed, step) for seed in (0, 1) for step in (1, 2)]
     assert len(set(map(tuple, orders))) == 4 and all(len(set(ids)) == 4 for ids in orders)
     assert set(sum(orders, [])) == set(range(len(GROUPS)))
-
-
-def test_good_responses_become_likelier(ranks, model):
-    trainer = make_trainer(model, ranks, importance_cap=0.0, warmup_steps=0)
-    batch = collate(sequences_of(GROUPS), ranks.device)
-    good = batch.advantages_N > 0
-
-    def advantage_of_good() -> float:
-        with torch.no_grad():
-            logprobs = trainer.policy(batch.tokens_BT, batch.is_response_BT)[0]
-        return (logprobs[good].mean() - logprobs[~good].mean()).item()
-
-    before, weights = advantage_of_good(), weights_of(trainer)
-    for step in range(5):
-        trainer.update(GROUPS, step=step)
-    assert advantage_of_good() > before + 0.1
-    assert all(not torch.equal(weight, weights[name]) for name, weight in weights_of(trainer).items())
 
 
 def test_bf16_compute_keeps_fp32_weights_that_a_step_of_1e_6_moves(ranks, model):
@@ -524,15 +488,6 @@ def test_warm_up_counts_iterations_with_an_update(ranks, model):
         trainer.update(groups, step=step)
     assert used == pytest.approx([0.2, 0.4, 0.6, 0.8, 0.8])
     assert make_trainer(model, ranks, lr=0.8, warmup_steps=0).optimizer.param_groups[0]["lr"] == 0.8
-
-
-def test_the_gradient_is_clipped_to_the_norm(ranks, model):
-    trainer = make_trainer(model, ranks, max_grad_norm=1e-3)
-    backward(trainer, GROUPS)
-    clipped = []
-    trainer.optimizer.step = lambda: clipped.extend(gradients_of(trainer).values())
-    assert trainer._optimizer_step() > 1e-3  # reported as it was
-    assert torch.cat([gradient.flatten() for gradient in clipped]).norm().item() == pytest.approx(1e-3, rel=1e-3)
 
 
 @pytest.mark.parametrize("family", ["model", "llama"])
