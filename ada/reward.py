@@ -25,7 +25,7 @@ import time
 from pathlib import Path
 
 from ada import UserError, one_line
-from ada.answers import GoldError, is_right, last_boxed, read_gold, too_long
+from ada.support.answers import GoldError, is_right, last_boxed, read_gold, too_long
 
 __all__ = ["GoldError", "RewardError", "Scorer", "grade", "last_boxed", "read_gold"]
 

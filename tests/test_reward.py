@@ -17,9 +17,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-import ada.answers
+import ada.support.answers
 import ada.reward
-from ada.answers import is_right, tidy
+from ada.support.answers import is_right, tidy
 from ada.reward import GoldError, RewardError, Scorer, grade, last_boxed, read_gold
 
 DATA = Path(__file__).parent / "data"
@@ -265,7 +265,7 @@ def other_form(gold: str) -> str:
         return rf"{mantissa}e{exponent.strip('{}')} \mathrm{{~m}} / \mathrm{{s}}"
     if gold.endswith("%"):
         return rf"\frac{{{gold[:-1]}}}{{100}}"
-    kind, parts = ada.answers._elements(gold)
+    kind, parts = ada.support.answers._elements(gold)
     if kind == ",":
         return r" \text{ and } ".join(reversed([f"{{{part}}}" if "(" not in part else part for part in parts]))
     if kind:
@@ -514,7 +514,7 @@ def test_a_reward_of_ones_own():
 
 def test_the_examples_in_the_docstrings():
     assert grade(r"\boxed{2}", "2") and not grade("2", "2")
-    for module in (ada.answers, ada.reward):
+    for module in (ada.support.answers, ada.reward):
         failed, tried = doctest.testmod(module)
         assert tried > 0 and failed == 0
 

@@ -1,0 +1,1 @@
+"""What the other files build on: nothing here knows of sampling or training."""
