@@ -102,7 +102,7 @@ _IGNORED_WITH_ARGUMENT = set("hspace vspace phantom hphantom color label tag".sp
 _SHOWN = _spellings(
     "boldsymbol bm pmb underline mathop mathsf mathtt mathbf mathit boxed fbox ensuremath vec: ",
 )
-_ACCENTS = set("overline bar dot tilde widetilde widehat hat overrightarrow mathbb mathcal".split())
+_ACCENTS = set("overline bar dot ddot tilde widetilde widehat hat overrightarrow mathbb mathcal".split())
 _TEXT = set("text textbf textit textrm textnormal textsf texttt emph mbox hbox mathrm operatorname".split())
 _TEXT_RUN = re.compile(r"[^\W\d_](?:[^\W\d_]|[ .'-]+(?=[^\W\d_]))*\.?")
 _FUNCTIONS = set("sin cos tan cot sec csc arcsin arccos arctan sinh cosh tanh ln log lg exp max min gcd lim det".split())
@@ -127,7 +127,7 @@ class _Reader:
                 command = {r"\over": r"\frac", r"\choose": r"\binom"}[token]
                 return f"{command}{{{''.join(out)}}}{{{self.read(end)}}}"
             out.append(f"({self.read(end)})" if token == "(" and end == ")" else self.spell(token))
-        return "".join(out).strip()
+        return re.sub(" +", " ", "".join(out)).strip()
 
     def peek(self) -> str:
         while self.tokens and self.tokens[-1].isspace():
@@ -215,13 +215,13 @@ _UNIT = (
     r"(?!\\text\{[^{}]*(?<![a-z])(?:or|not|more|less|least|most|if|for|where|since|with|when|thousand|.illion|[ap]\.?m\.?)"
     r"(?![a-z]))(?:\(?\\text\{[^{}]*\}\)?|\\mu ?|\\Omega ?|\\frac\{\\text\{[^{}]*\}\}\{\\text\{[^{}]*\}" + _POWER + r"\})"
 )
-_SHORT_UNIT = r"[cmkn]m|[kcmn]?m/s|km/h|mph|kg|mg|m[lL]|[kM]?Hz|[kM]?eV|kJ|mol|ft|in|sec|min|hr|sq|rd|st|nd|th|pct"
+_SHORT_UNIT = r"[kcmn]?m/s|km/h|[cmkn]m|mph|kg|mg|m[lL]|[kM]?Hz|[kM]?eV|kJ|mol|ft|in|sec|min|hr|sq|rd|st|nd|th|pct"
 _MEANINGS = {
     r"\emptyset ": "no solution|no solutions|none|no real solutions|empty set|the empty set",
     r"\mathbb{R}": "all real numbers|all reals|real numbers",
     r"\infty ": "infinity",
 }
-_MEANING = {words: latex for latex, list_of_words in _MEANINGS.items() for words in list_of_words.split("|")}
+_MEANING = {words.replace(" ", ""): latex for latex, names in _MEANINGS.items() for words in names.split("|")}
 _MAGNITUDES = {"thousand": 3, "million": 6, "billion": 9, "trillion": 12}
 
 
@@ -254,7 +254,7 @@ _REWRITES = [
     (re.compile(pattern), replacement)
     for pattern, replacement in [
         # Numbers: 1,000,000 = 1{,}000{,}000 = 1\,000\,000, but (1,000) and 10, 100,200 are lists
-        (r"(?<![\d.,(\[{])(?<![,;] )\d{1,3}(?:[, ']\d{3}|_\{\d\}\d\d)+(?![\d,]|\.\d*(?:\\overline|\\bar|\\dot|\())",
+        (r"(?<![\d.,(\[{])(?<![,;] )\d{1,3}(?:[, ]\d{3}|_\{\d\}\d\d)+(?![\d,]|\.\d*(?:\\overline|\\bar|\\dot|\())",
          lambda match: re.sub(r"\D", "", match[0])),
         # Words
         (rf"(?<=\d) ?({_SHORT_UNIT})(?![A-Za-z(])", r"\\text{\1}"),
@@ -263,7 +263,7 @@ _REWRITES = [
         (r" *,? *(?<![A-Za-z])and(?![A-Za-z]) *,? *", r"\\land "),
         (r" *,? *(?<![A-Za-z])or(?![A-Za-z]) *,? *", r"\\lor "),
         (r"(?:[\d.]+ *\\text\{[A-Za-z. ]*\}(?:\\land |,| )*){2,}$", _compound),
-        (r"(?:\s|\\\\|(?<!\\)[.,;:])+$", ""),
+        (r"(?<=\d)[^\x00-\x7f]+$|(?:\s|\\\\|(?<!\\)[.,;:])+$", ""),
         (r"(?<=\d)\^?\{?(?:\\text\{)?(?:st|nd|rd|th)\}+$", ""),
         (r" *(?:\\?%|\\text\{(?:percent|percentage|pct)\})", "%"),
         (r"^\\text\{[^{}]*(?<![a-z'])(?:is|are|equals)\} *:?(?=.*\d)|^\\text\{[^{}]{2,}\} *:(?=[^:]*\d)", ""),
@@ -308,7 +308,8 @@ def tidy(text: str) -> str:
         text = text.replace(r"\\", "\\")  # escaped twice on its way through JSON
     text = re.sub(r"^\s*\*\*(.*)\*\*\s*$", r"\1", text, flags=re.DOTALL).replace("**", "^")
     try:
-        text = _Reader(_PLAIN.sub(r"\\\1 ", _NUMPY.sub("", text))).read()
+        text = re.sub(r"(?<=\d)'(?=\d{3})", "", _PLAIN.sub(r"\\\1 ", _NUMPY.sub("", text)))
+        text = _Reader(text).read()
     except RecursionError:
         return ""
     for pattern, replacement in _REWRITES:
@@ -316,7 +317,7 @@ def tidy(text: str) -> str:
     if r"\circ" in text:  # degrees are a number only as an angle of sin, cos..
         angle = re.search(r"\\(?:sin|cos|tan|cot|sec|csc)(?![a-z])", text)
         text = text.replace(r"^{\circ}", r"\cdot \frac{\pi}{180}" if angle else "")
-    return _MEANING.get(_squeezed(text), text)
+    return _MEANING.get(_squeezed(text, words=True), text)
 
 
 # ---- Gold answers ----------------------------------------------------------------------------------------------------
@@ -402,10 +403,15 @@ def _is_words(text: str) -> bool:
     return r"\text{" in text and not re.search(r"[\\{}^_=<>+|]", re.sub(r"\\text\{([^{}\\]*)\}", r"\1", text))
 
 
-def _squeezed(text: str) -> str:
-    """For comparing text: without spaces; words also without case, marks and brackets."""
+def _squeezed(text: str, *, words: bool) -> str:
+    """For comparing text: without spaces; words also without case, brackets and, if there is no number, marks."""
     bare = re.sub(r"\\text\{([^{}]*)\}", r"\1", text)
-    return re.sub(r"[\W_]", "", bare).casefold() if _is_words(text) else bare.replace(" ", "")
+    return re.sub(r"[\s()']" if re.search(r"\d", text) else r"[\W_]", "", bare).casefold() if words else bare.replace(" ", "")
+
+
+def _same_text(gold: str, answer: str) -> bool:
+    words = _is_words(gold) or _is_words(answer) or (gold.isalpha() and answer.isalpha())
+    return _squeezed(gold, words=words) == _squeezed(answer, words=words)
 
 
 @functools.lru_cache(10_000)
@@ -431,7 +437,7 @@ def _structure(text: str) -> tuple[str, list[str]]:
     kind = "," if len(parts) > 1 else ""
     if not kind and (whole := re.fullmatch(r"(\\\{|[(\[])(.+)(\\\}|[)\]])", text)):
         inside, signs = _cut(whole[2], _LIST)
-        if len(_cut(whole[2], "|")[0]) == 2 or (whole[1] == r"\{" and len(_cut(whole[2], ":")[0]) == 2):
+        if len(_cut(whole[2], r"\|")[0]) == 2 or (whole[1] == r"\{" and len(_cut(whole[2], ":")[0]) == 2):
             return "set", [text]
         if whole[1] == r"\{" or (signs and len(inside) > 1):
             kind, parts = whole[1][-1] + whole[3][-1], inside
@@ -458,25 +464,29 @@ def _structure(text: str) -> tuple[str, list[str]]:
 
 def _leaves(text: str) -> list[str]:
     """The single expressions and words in an answer."""
+    if condition := _FOR_ALL.fullmatch(text):
+        text = condition[1]
     kind, parts = _structure(text)
     if kind == "matrix":
         parts = [cell for row in parts for cell in _cut(row, "&")[0]]
     return [text.removesuffix("%")] if kind in ("", "set", "words") else [leaf for part in parts for leaf in _leaves(part)]
 
 
-_CONDITION = re.compile(r"(.+?)[ ,(]*(\\text\{(?:for|where|since|because|as)(?![a-z]).*|(?<![a-z])for (?:all|any|every) .*|,[A-Za-z]\\in .*)")
+_FOR_ALL = re.compile(r"(.+?)[ ,(]*(?:\\text\{)?((?<![a-z])for (?:all|any|every)(?![a-z]).*)")
+_CONDITION = re.compile(r"(.+?)[ ,(]*(?:\\text\{)?((?<![a-z])(?:where|since|because|for (?:all|any|every))(?![a-z]).*|,[A-Za-z]\\in .*)")
 _CHOICE = re.compile(r"(?:\((?:\\text\{)?([A-J])\}?\)|(?:\\text\{)?([A-J])\}?[:.)]) *((?:\d|\\(?:text|frac|sqrt|pi)|\$).*)")
 _CLOCK = re.compile(r"(\d\d?:\d\d)(?:\\text\{([ap]m)\})?")
 
 
 def same(gold: str, answer: str) -> bool:
     """Does a tidy answer equal a tidy gold? See the rules at the top of the file."""
-    if _squeezed(gold) == _squeezed(answer) or (gold.isalpha() and gold.casefold() == answer.casefold()):
+    if _same_text(gold, answer):
         return True
-    conditions = [_CONDITION.fullmatch(text) for text in (gold, answer)]
-    if any(conditions):
-        texts = [match[1] if match else text for match, text in zip(conditions, (gold, answer), strict=True)]
-        return (not all(conditions) or len({_squeezed(match[2]) for match in conditions}) == 1) and same(*texts)
+    gold_condition, condition = _FOR_ALL.fullmatch(gold), _CONDITION.fullmatch(answer)
+    if gold_condition or condition:
+        if gold_condition and condition and not _same_text(gold_condition[2], condition[2]):
+            return False
+        return same(gold_condition[1] if gold_condition else gold, condition[1] if condition else answer)
     for text, other in ((gold, answer), (answer, gold)):
         if choice := _CHOICE.fullmatch(text):
             letter, other_choice = choice[1] or choice[2], _CHOICE.fullmatch(other)
@@ -775,14 +785,14 @@ _FOR_THE_PARSER = [
         (r"\) *(?=[\d(])", r")\\cdot "),
         (r"\\text\{([A-Za-z]{1,3})\}", r"\1"),
         (r"\\gamma(?![A-Za-z])", r"\\mathcal{gamma}"),
-        (r"(?<![A-Za-z\\])e(?=_)", r"\\mathcal{e}"),
+        (r"(?<![A-Za-z\\])([eE])(?=_)", r"\\mathcal{\1}"),
     ]
 ]  # fmt: skip
 
 
 def _readable(text: str) -> bool:
     if _is_words(text):
-        return len(text.split()) <= 5  # more is a sentence, which nobody writes twice
+        return len(re.findall(r"[^\W_]+", text.replace(r"\text", " "))) <= 5  # more is a sentence, which nobody writes twice
     return r"\ldots" in text or _as_set(text) is not None or _parse(text) is not None
 
 
