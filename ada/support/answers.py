@@ -143,7 +143,7 @@ class _Reader:
     def spell(self, token: str) -> str:
         if token == "{":  # TeX shows {2}3 as 23, but {a+b}c is meant as a product
             inner = self.read("}")
-            return f"{{{inner}}}" if re.search(r"[-+]", inner) and inner[0] != "{" else inner
+            return f"{{{inner}}}" if re.search(r"[-+]", inner) and not re.search(r"^{|,", inner) else inner
         if token in "^_":
             argument = self.argument()
             name = re.fullmatch(r"\\(?:text\{(\w+)\}|([a-z]+) ?)", argument) if token == "_" else None
@@ -424,15 +424,17 @@ def _structure(text: str) -> tuple[str, list[str]]:
     >>> _structure("(1,2]"), _structure("1,(2,3)"), _structure(r"1\pm 2"), _structure("5")
     (('(]', ['1', '2']), (',', ['1', '(2,3)']), (',', ['1+ 2', '1- 2']), ('', ['5']))
     """
-    if rows := re.fullmatch(r"\\begin\{(matrix|cases)\}(.*)\\end\{\1\}", text):
+    if rows := re.fullmatch(r"\\begin\{(matrix|cases)\}((?:(?!\\end).)*)\\end\{\1\}", text):
         rows, columns = [_cut(row, "&")[0] for row in _cut(rows[2], r"\\\\")[0] if row], rows[1]
         if columns == "matrix" and not all(len(row) == 1 and "=" in row[0] for row in rows):
             return "matrix", ["&".join(row) for row in rows]
         items = [re.sub(r"\\text\{(?:if|for|when|where)?\}", "", "".join(row) if row[-1][:1] == "=" else ";".join(row)) for row in rows]
         text = ",".join(f"({item})" if ";" in item else item for item in items)
-    parts, signs = _cut(text, r"\\lor |\\land |;") if ";" in text else _cut(text, _LIST)
-    if len(parts) > 1 and ";" in signs:
+    parts, signs = _cut(text, r"\\lor |\\land |;")
+    if ";" in signs:
         parts = [f"({part})" if len(_cut(part, ",")[0]) > 1 else part for part in parts]
+    else:
+        parts = _cut(text, _LIST)[0]
     parts = [part for part in parts if part]
     kind = "," if len(parts) > 1 else ""
     if not kind and (whole := re.fullmatch(r"(\\\{|[(\[])(.+)(\\\}|[)\]])", text)):
@@ -612,7 +614,7 @@ def _value(text: str, *, asked: bool) -> tuple[str, str] | None:
     if kind == "~":
         exact, _, rounded = text.partition(r"\approx")
         return _value(exact.strip(), asked=asked) if not _is_label(exact.strip(), asked=asked) else ("", rounded.strip())
-    if _is_label(sides[0], asked=asked) or not re.search(r"(?<![\\a-z])[A-Za-z]", "".join(sides[:-1])):
+    if _is_label(sides[0], asked=asked) or not re.search(r"(?<![\\a-z])[A-Za-z]", "".join(sides)):
         return sides[0], sides[-1]
     return None
 
@@ -645,6 +647,22 @@ def _same_chains(gold: str, answer: str) -> bool:
     return len(golds) == len(answers) and all(map(_proportional, golds, answers))
 
 
+def _false_if_it_fails(compare):
+    """sympy raises nearly anything; what it can't compare isn't equal."""
+
+    @functools.wraps(compare)
+    def guarded(gold, answer) -> bool:
+        try:
+            return compare(gold, answer)
+        except MemoryError:
+            raise
+        except Exception:
+            return False
+
+    return guarded
+
+
+@_false_if_it_fails
 def _proportional(gold: str, answer: str) -> bool:
     """Are two equations or inequalities the same up to a factor? sympy would solve them, which can take minutes."""
     from sympy import Eq, Ne, Rel
@@ -799,6 +817,7 @@ def _readable(text: str) -> bool:
 _TOWER = re.compile(r"\^\{?(\d+)\^\{?(\d+)")  # the parser itself evaluates \gcd(10^{10^8},6)
 
 
+@_false_if_it_fails
 def _equal(gold: str, answer: str) -> bool:
     """Are two single expressions equal?"""
     if any(
@@ -808,12 +827,7 @@ def _equal(gold: str, answer: str) -> bool:
     gold, answer = _parse(gold), _parse(answer)
     if gold is None or answer is None or _huge(answer):
         return False
-    try:
-        return gold == answer or _equal_values(gold, answer)
-    except MemoryError:
-        raise
-    except Exception:  # sympy raises nearly anything; what it can't compare isn't equal
-        return False
+    return gold == answer or _equal_values(gold, answer)
 
 
 def _huge(expression) -> bool:
