@@ -400,7 +400,7 @@ def _cut(text: str, separators: str) -> tuple[list[str], list[str]]:
 
 
 def _is_words(text: str) -> bool:
-    return r"\text{" in text and not re.search(r"[\\{}^_=<>+|]", re.sub(r"\\text\{([^{}\\]*)\}", r"\1", text))
+    return r"\text{" in text and not re.search(r"[\\{}^_=<>+|!%-]", re.sub(r"\\text\{[^{}\\]*\}", "", text))
 
 
 def _squeezed(text: str, *, words: bool) -> str:
@@ -581,6 +581,8 @@ def _same_tuples(gold: str, answer: str) -> bool:
         return False
     if kinds == {",", "()"}:
         golds, answers = (_system(parts) or parts for parts in (golds, answers))
+        if any(_structure(part)[0] == "=" for part in golds + answers):
+            return False
     elif len(kinds) > 1 and (len(golds) == 2 or "," in kinds):
         return False
     return len(golds) == len(answers) and all(map(same, golds, answers))
@@ -627,12 +629,9 @@ def _same_relations(gold: str, answer: str) -> bool:
     gold_value, value = _value(gold, asked=kind != "="), _value(answer, asked=kind != "=")
     if gold_value is None or value is None or (gold_value[1], value[1]) == (gold, answer):
         return False
-    names = [re.sub(r"(?<=[A-Za-z])\([a-z]\)$", "(x)", name).replace(" ", "") for name in (gold_value[0], value[0])]
-    as_good = ({names[0], names[1]} <= {"y", "f(x)"}) or r"\text" in "".join(names) or "" in names
-    plain = [re.fullmatch(r"[\d.+\-*/()]*", name) for name in names]
-    if not (names[0] == names[1] or as_good or any(plain)):
-        return False
-    return same(gold_value[1], value[1])
+    names = {name.replace(" ", "") for name in (gold_value[0], value[0])}
+    unnamed = any(r"\text" in name or not re.search("[A-Za-z]", name) for name in names)
+    return (len(names) == 1 or unnamed or names == {"y", "f(x)"}) and same(gold_value[1], value[1])
 
 
 def _links(text: str) -> list[str]:
@@ -684,13 +683,12 @@ def _proportional(gold: str, answer: str) -> bool:
 def _same_sets(gold: str, answer: str) -> bool:
     r"""Intervals, \cup, \mathbb{R}, \{x | x>2\} and inequalities in one letter are sets of numbers."""
     sets = [_as_set(text) for text in (gold, answer)]
-    if None in sets:
+    if None in sets or any(len(_letters(text)) > 1 for text in (gold, answer)):
         return False
     kinds = [_structure(text)[0] for text in (gold, answer)]
     if not {*kinds} & {"set", "<"} and not any("," == kind for kind in kinds):
         return False
-    letters = [set(re.findall(r"(?<![A-Za-z\\])[A-Za-z](?![A-Za-z])", text)) for text in (gold, answer)]
-    if {*kinds} <= {"<", ","} and letters[0] != letters[1]:
+    if {*kinds} <= {"<", ","} and _letters(gold) != _letters(answer):
         return False
     pieces = [list(part.args) if part.is_Union else [part] for part in sets]
     if sets[0] == sets[1]:
@@ -700,6 +698,10 @@ def _same_sets(gold: str, answer: str) -> bool:
     except (TypeError, AttributeError, NotImplementedError):
         return False
     return len(pieces[0]) == len(pieces[1]) and all(map(_same_piece, *pieces))
+
+
+def _letters(text: str) -> set[str]:
+    return set(re.findall("[A-Za-z]", re.sub(r"\\mathbb\{R\}|\\[A-Za-z]+", "", text)))
 
 
 def _same_piece(gold, answer) -> bool:
@@ -736,7 +738,7 @@ def _as_set(text: str):
         return whole
     if kind in ("()", "(]", "[)", "[]") and len(parts) == 2:
         ends = _finite(parts, as_set=False)
-        if ends is None or (ends[0].is_number and ends[1].is_number and not ends[0] < ends[1]):
+        if ends is None or "]" in kind and ends[1].is_infinite or "[" in kind and ends[0].is_infinite or (ends[0].is_number and ends[1].is_number and not ends[0] < ends[1]):
             return None
         return Interval(*ends, kind[0] == "(", kind[1] == ")")
     if kind == ",":
