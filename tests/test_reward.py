@@ -411,7 +411,7 @@ def test_a_worker_killed_from_outside_is_replaced():
     with Scorer(workers=2, reward=OBEY) as scorer:
         gold = {"answer": "fine"}
         assert verdicts(scorer, [("fine", gold)]) == [True]
-        victim = scorer._graders[0].process.pid
+        victim = scorer._workers[0].process.pid
         pids = [victim, *descendants(victim)]
         for key in range(40):
             scorer.submit(key, f"sleep 0.0{key}", gold)
@@ -437,8 +437,8 @@ def test_close_ends_busy_workers_and_what_they_started(tmp_path):
     while not (started.exists() and started.read_text()):
         assert scorer.poll(0.05) == []
     pids = [int(started.read_text())]
-    for grader in scorer._graders:
-        pids += [grader.process.pid, *descendants(grader.process.pid)]
+    for worker in scorer._workers:
+        pids += [worker.process.pid, *descendants(worker.process.pid)]
     assert len(pids) >= 4
     scorer.close()
     scorer.close()
@@ -484,7 +484,7 @@ def test_a_parent_with_torch_and_threads_is_not_forked():
         with Scorer() as scorer:
             scorer.submit("key", r"\boxed{2}", 2)
             assert scorer.poll(60) == [("key", True)]
-            worker = scorer._graders[0].process.pid
+            worker = scorer._workers[0].process.pid
             assert "torch" not in open(f"/proc/{worker}/maps").read()
         print("done")
     """
@@ -523,6 +523,6 @@ def test_a_worker_whose_scorer_is_gone_ends_quietly():
     """A run that ends while its graders still start must not print their tracebacks."""
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     ours.close()
-    command = [sys.executable, "-m", "ada.reward", "math", "5.0", str(1 << 30)]
+    command = [sys.executable, "-m", "ada.support.worker", "math", "5.0", str(1 << 30)]
     done = subprocess.run(command, stdin=theirs, cwd=PROJECT, capture_output=True, text=True, timeout=60)
     assert (done.returncode, done.stderr) == (0, "")

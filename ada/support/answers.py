@@ -701,7 +701,7 @@ def _same_sets(gold: str, answer: str) -> bool:
 
 
 def _letters(text: str) -> set[str]:
-    return set(re.findall("[A-Za-z]", re.sub(r"\\mathbb\{R\}|\\[A-Za-z]+", "", text)))
+    return set(re.findall("[A-Za-z]", re.sub(r"\\mathbb\{R\}|\\[A-Za-z]+|\([a-z]\)", "", text)))
 
 
 def _same_piece(gold, answer) -> bool:
