@@ -24,7 +24,8 @@ import time
 from pathlib import Path
 
 from ada import UserError
-from ada.support.answers import GoldError, last_boxed, read_gold, too_long
+from ada.support.answers import GoldError, read_gold
+from ada.support.latex import last_boxed, too_long
 from ada.support.worker import MAX_MESSAGE_BYTES
 
 __all__ = ["GoldError", "RewardError", "Scorer", "grade", "last_boxed", "read_gold"]

@@ -17,10 +17,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-import ada.support.answers
 import ada.reward
-from ada.support.answers import is_right, tidy
+import ada.support.answers
 from ada.reward import GoldError, RewardError, Scorer, grade, last_boxed, read_gold
+from ada.support.answers import is_right
+from ada.support.latex import tidy
 
 DATA = Path(__file__).parent / "data"
 PROJECT = Path(__file__).parent.parent
