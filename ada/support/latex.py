@@ -75,7 +75,7 @@ _CHARACTERS = str.maketrans(
      "≤": r"\le ", "⩽": r"\le ", "≥": r"\ge ", "⩾": r"\ge ", "≠": r"\ne ", "≈": r"\approx ", "±": r"\pm ", "∓": r"\mp ",
      "∅": r"\emptyset ", "∈": r"\in ", "∉": r"\notin ", "ℝ": r"\mathbb{R}", "÷": "/", "∕": "/", "⁄": "/", "∗": "*",
      "⟨": "(", "⟩": ")", "′": "'", "’": "'", "、": ",", "。": ".", "€": "", "£": "", "¥": "", "￥": "", "μ": r"\mu ",
-     "µ": r"\mu ", "Ω": r"\Omega ", "Ω": r"\Omega ", "θ": r"\theta ", "φ": r"\phi ", "α": r"\alpha ", "β": r"\beta ",
+     "µ": r"\mu ", "Ω": r"\Omega ", "θ": r"\theta ", "φ": r"\phi ", "α": r"\alpha ", "β": r"\beta ",
      "γ": r"\gamma ", "δ": r"\delta ", "λ": r"\lambda ", "ω": r"\omega ", "σ": r"\sigma ", "ρ": r"\rho "}
 )  # fmt: skip
 _RAISED = re.compile("[⁰¹²³⁴⁵⁶⁷⁸⁹⁻]+")
@@ -213,7 +213,7 @@ def _words(match: re.Match) -> str:
 
 _POWER = r"(?:\^\{-?\d+\})?"
 _UNIT = (
-    r"(?!\\text\{[^{}]*(?<![a-z])(?:or|not|more|less|least|most|if|for|where|since|with|when|thousand|.illion|[ap]\.?m\.?)"
+    r"(?!\\text\{[^{}]*(?<![a-z])(?:or|not|more|less|least|most|if|for|where|since|with|when|hundred|dozen|thousand|[a-z]*illion|[ap]\.?m\.?)"
     r"(?![a-z]))(?:\(?\\text\{[^{}]*\}\)?|\\mu ?|\\Omega ?|\\frac\{\\text\{[^{}]*\}\}\{\\text\{[^{}]*\}"
     + _POWER
     + r"\})"
@@ -272,8 +272,9 @@ _REWRITES = [
         (r"^\\text\{[^{}]*(?<![a-z'])(?:is|are|equals)\} *:?(?=.*\d)|^\\text\{[^{}]{2,}\} *:(?=[^:]*\d)", ""),
         (r"(?<=:\d\d) *\\text\{([ap])\.? ?m\.?\}", lambda match: rf"\text{{{match[1].lower()}m}}"),
         (r"^\\text\{(?:Rs|USD|INR)\.?\} *(?=\d)", ""),
-        (r"(?<=\d) *\\text\{(thousand|.illion)\}", lambda match: rf"\times 10^{{{_MAGNITUDES.get(match[1], match[1])}}}"),
-        (rf"((?:[\d)}}|]|\\pi )%?)(?: *(?:/|\\cdot |\*)? *{_UNIT}{_POWER})+$", r"\1"),
+        (r"(?<=\d) *\\text\{(thousand|[mb]illion|trillion)\}",
+         lambda match: rf"\times 10^{{{_MAGNITUDES[match[1]]}}}"),
+        (rf"((?:[\d)}}|]|\\pi )%?)(?: *(?:/|\\cdot |\*)? *{_UNIT}{_POWER})+ *(?=[,;)]|\\l(?:and|or) |$)", r"\1"),
         (r"\^\{\\circ ?\}(?: *\\text\{[CF]\}| *[CF](?![A-Za-z]))?", r"^{\\circ}"),
         # Numbers again: 0.\overline{3}, 4.5e33, 27.0, 1./3, .5, 2\frac{1}{3}
         (r"\\dot\{(\d)\}(\d*)\\dot\{(\d)\}", r"\\dot{\1\2\3}"),
@@ -286,7 +287,8 @@ _REWRITES = [
         # Notations with one meaning
         (r"_\{(\w+)\}C_\{(\w+)\}|(?<![A-Za-z])C\((\d+), *(\d+)\)",
          lambda match: rf"\binom{{{match[1] or match[3]}}}{{{match[2] or match[4]}}}"),
-        (r"\(? *\\(?:text\{mod\}|pmod\{\}) *(\d+) *\)?|\\pmod\{(\w+)\}", lambda match: rf"\pmod{{{match[1] or match[2]}}}"),
+        (r"\(? *\\(?:text\{mod\}|pmod\{\}) *(\d+) *\)?|\\pmod\{(\w+)\}",
+         lambda match: rf"\pmod{{{match[1] or match[2]}}}"),
         (r"<=", r"\\le "), (r">=", r"\\ge "), (r"!=", r"\\ne "), (r"\\\{ *\\\}", r"\\emptyset "),
         (r"(\^\{[^{}]*\})(_\{[^{}]*\})", r"\2\1"),
         (r"^\\(?:approx|therefore|implies) ?|^[A-Za-z] *\\in(?![A-Za-z])", ""),
@@ -323,7 +325,7 @@ def tidy(text: str) -> str:
     return _MEANING.get(_squeezed(text, words=True), text)
 
 
-# ---- Cutting and comparing text ---------------------------------------------------------------------------------------
+# ---- Cutting and comparing text --------------------------------------------------------------------------------------
 
 _BRACKET = r"(?P<open>\\begin\{\w+\}|\\\{|[(\[{])|(?P<close>\\end\{\w+\}|\\\}|[)\]}])"
 

@@ -50,22 +50,25 @@ _FOR_THE_PARSER = [
 _TOWER = re.compile(r"\^\{?(\d+)\^\{?(\d+)")  # the parser itself evaluates \gcd(10^{10^8},6)
 
 
-def _false_if_it_fails(compare):
-    """sympy raises nearly anything; what it can't compare isn't equal."""
+def attempt(otherwise):
+    """A decorator: sympy and the parser raise nearly anything, and what they can't do is `otherwise`."""
 
-    @functools.wraps(compare)
-    def guarded(gold, answer) -> bool:
-        try:
-            return compare(gold, answer)
-        except MemoryError:
-            raise
-        except Exception:
-            return False
+    def decorate(function):
+        @functools.wraps(function)
+        def guarded(*arguments):
+            try:
+                return function(*arguments)
+            except MemoryError:
+                raise
+            except Exception:
+                return otherwise
 
-    return guarded
+        return guarded
+
+    return decorate
 
 
-@_false_if_it_fails
+@attempt(False)
 def equal(gold: str, answer: str) -> bool:
     """Are two single expressions equal?"""
     if any(
@@ -163,7 +166,7 @@ def _close(gold, answer, *, exact: bool) -> bool:
     return bool(gap <= 1e-6 and gap <= 1e-5 * size)
 
 
-@_false_if_it_fails
+@attempt(False)
 def proportional(gold: str, answer: str) -> bool:
     """Are two equations or inequalities the same up to a factor? sympy would solve them, which can take minutes."""
     from sympy import Eq, Ne, Rel

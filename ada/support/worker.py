@@ -1,7 +1,7 @@
 """The process that grades: python -m ada.support.worker REWARD TIME_LIMIT_SEC MEMORY_LIMIT_BYTES, started by reward.py.
 
-Its standard input is a socket: questions come in, [gold, answer] as JSON, and verdicts go out: "true", "false", "timeout",
-"memory", "crash", or what a reward of the user's has raised or returned instead of a verdict.
+Its standard input is a socket: questions come in, [gold, answer] as JSON, and verdicts go out: "true", "false",
+"timeout", "memory", "crash", or what a reward of the user's has raised or returned instead of a verdict.
 
 It imports sympy once, and then forks the children that grade: a dead one is replaced in 5 ms instead of 1 s.
 """
@@ -71,7 +71,7 @@ def _send(connection: socket.socket, verdict: str) -> None:
 
 
 def work(reward: str, time_limit_sec: float, memory_limit_bytes: int) -> None:
-    """Let a child grade; when it dies say why, and fork the next, which reads on: messages are read whole or not at all.
+    """Let a child grade; when it dies say why, and fork the next. Messages are read whole or not at all: it reads on.
 
     Forking is safe here: this process has one thread and nothing of the trainer's. It ends the child, and what that may
     have started, when the trainer ends it or is gone.
