@@ -214,7 +214,7 @@ def _words(match: re.Match) -> str:
 _POWER = r"(?:\^\{-?\d+\})?"
 _UNIT = (
     r"(?!\\text\{[^{}]*(?<![a-z])(?:or|not|more|less|least|most|if|for|where|since|with|when|hundred|dozen|thousand|[a-z]*illion|[ap]\.?m\.?)"
-    r"(?![a-z]))(?:\(?\\text\{[^{}]*\}\)?|\\mu ?|\\Omega ?|\\frac\{\\text\{[^{}]*\}\}\{\\text\{[^{}]*\}"
+    r"(?![a-z]))(?:\(?\\text\{[^{}]*\} ?\)?|\\mu ?|\\Omega ?|\\frac\{\\text\{[^{}]*\}\}\{\\text\{[^{}]*\}"
     + _POWER
     + r"\})"
 )
@@ -250,6 +250,8 @@ def _mixed_number(match: re.Match) -> str:
 def _compound(match: re.Match) -> str:
     """7\text{hours} 30\text{minutes} as (7h,30m): the numbers in their order, with the letter of their unit."""
     pairs = re.findall(r"([\d.]+) *\\text\{([A-Za-z])", match[0])
+    if len({unit for _, unit in pairs}) < len(pairs):  # 5 cm and 6 cm
+        return match[0]
     return "(" + ",".join(rf"{number}\mathcal{{{unit.lower()}}}" for number, unit in pairs) + ")"
 
 
@@ -263,9 +265,10 @@ _REWRITES = [
         (rf"(?<=\d) ?({_SHORT_UNIT})(?![A-Za-z(])", r"\\text{\1}"),
         (r"(\\[a-z]+\{[A-Za-z. '-]*\}|\\[A-Za-z]+|_\{\w+\})|(?<![A-Za-z])(?:a )?[A-Za-z]{2,}(?:[ '-]+[A-Za-z]{2,})*\.?",
          _bare_words),
+        (r"^ +|(?<=\() +| +(?=\))|(?<= ) ", ""),
         (r" *,? *(?<![A-Za-z])and(?![A-Za-z]) *,? *", r"\\land "),
         (r" *,? *(?<![A-Za-z])or(?![A-Za-z]) *,? *", r"\\lor "),
-        (r"(?:[\d.]+ *\\text\{[A-Za-z. ]*\}(?:\\land |,| )*){2,}$", _compound),
+        (r"(?:[\d.]+ *\\text\{[A-Za-z. ]*\}(?:\\land | )*){2,}$", _compound),
         (r"(?<=\d)[^\x00-\x7f]+$|(?:\s|\\\\|(?<!\\)[.,;:])+$", ""),
         (r"(?<=\d)\^?\{?(?:\\text\{)?(?:st|nd|rd|th)\}+$", ""),
         (r" *(?:\\?%|\\text\{(?:percent|percentage|pct)\})", "%"),
@@ -274,22 +277,20 @@ _REWRITES = [
         (r"^\\text\{(?:Rs|USD|INR)\.?\} *(?=\d)", ""),
         (r"(?<=\d) *\\text\{(thousand|[mb]illion|trillion)\}",
          lambda match: rf"\times 10^{{{_MAGNITUDES[match[1]]}}}"),
-        (rf"((?:[\d)}}|]|\\pi )%?)(?: *(?:/|\\cdot |\*)? *{_UNIT}{_POWER})+ *(?=[,;)]|\\l(?:and|or) |$)", r"\1"),
-        (r"\^\{\\circ ?\}(?: *\\text\{[CF]\}| *[CF](?![A-Za-z]))?", r"^{\\circ}"),
+        (rf"((?:[\d)|]|(?<![A-Za-z. ])\}}|\\pi )%?)(?: *(?:/|\\cdot |\*)? *{_UNIT}{_POWER})+ *(?=[,;)]|\\l(?:and|or) |$)", r"\1"),
         # Numbers again: 0.\overline{3}, 4.5e33, 27.0, 1./3, .5, 2\frac{1}{3}
         (r"\\dot\{(\d)\}(\d*)\\dot\{(\d)\}", r"\\dot{\1\2\3}"),
         (r"(\d*)\.(\d*)(?:\\(?:overline|bar|dot)\{(\d+)\}|\((\d+)\))", _repeating),
         (r"(?<![A-Za-z\d.])(\d+\.?\d*|\.\d+)[eE]([+-]?\d+)(?![A-Za-z\d.])",
          lambda match: rf"{match[1]}\times 10^{{{int(match[2])}}}"),
         (r"(?<![\d.])(\d+)\.0*(?!\d)", r"\1"),
-        (r"(?<!\d)\.(?=\d)", "0."),
         (r"(?<![\d.^}])(\d+) *(?:\\frac\{(\d+)\}\{(\d+)\}|(?<= )(\d+)/(\d+))", _mixed_number),
         # Notations with one meaning
         (r"_\{(\w+)\}C_\{(\w+)\}|(?<![A-Za-z])C\((\d+), *(\d+)\)",
          lambda match: rf"\binom{{{match[1] or match[3]}}}{{{match[2] or match[4]}}}"),
         (r"\(? *\\(?:text\{mod\}|pmod\{\}) *(\d+) *\)?|\\pmod\{(\w+)\}",
          lambda match: rf"\pmod{{{match[1] or match[2]}}}"),
-        (r"<=", r"\\le "), (r">=", r"\\ge "), (r"!=", r"\\ne "), (r"\\\{ *\\\}", r"\\emptyset "),
+        (r"<=", r"\\le "), (r">=", r"\\ge "), (r"!=", r"\\ne "),
         (r"(\^\{[^{}]*\})(_\{[^{}]*\})", r"\2\1"),
         (r"^\\(?:approx|therefore|implies) ?|^[A-Za-z] *\\in(?![A-Za-z])", ""),
         (r"^\(?(?:\\text\{)?([A-Z])\}?[).]*$", r"\1"),
@@ -352,13 +353,11 @@ def is_words(text: str) -> bool:
 def _squeezed(text: str, *, words: bool) -> str:
     """For comparing text: without spaces; words also without case, brackets and, if there is no number, marks."""
     bare = re.sub(r"\\text\{([^{}]*)\}", r"\1", text)
-    return (
-        re.sub(r"[\s()']" if re.search(r"\d", text) else r"[\W_]", "", bare).casefold()
-        if words
-        else bare.replace(" ", "")
-    )
+    if not words:
+        return re.sub(r"(?<!\d) | (?!\d)", "", bare)
+    return re.sub(r"[\s()']" if re.search(r"\d", text) else r"[\W_]", "", bare).casefold()
 
 
 def same_text(gold: str, answer: str) -> bool:
-    words = is_words(gold) or is_words(answer) or (gold.isalpha() and answer.isalpha())
+    words = is_words(gold) or is_words(answer) or (gold.isalpha() and len(gold) > 1) or gold in tuple("ABCDEFGHIJ")
     return _squeezed(gold, words=words) == _squeezed(answer, words=words)

@@ -17,6 +17,8 @@ def parse(text: str):
     """A sympy object; None if math-verify's parser cannot read the text."""
     from latex2sympy2_extended.latex2sympy2 import ConversionConfig, latex2sympy
 
+    if re.search(r"\d \d", text):  # it adds: 2 3 would be 5
+        return None
     for pattern, replacement in _FOR_THE_PARSER:
         text = pattern.sub(replacement, text)
     if not re.search(r"i\s*=|_\{?i", text):  # then i is no index, and sympy's I is meant
@@ -37,7 +39,7 @@ _FOR_THE_PARSER = [
     for pattern, replacement in [
         (r"\((\d+)\)(?=_)", r"\1"),
         (r"(?<![A-Za-z}\d.])(\d+)_\{10\}", r"\1"),
-        (r"(?<![A-Za-z}\d.])(\d+)_\{(\w+)\}", r"\\mathcal{n\1b\2}"),  # it ignores the base of 101_2
+        (r"(?<![A-Za-z}\d.])(\d+)_\{\(?(\w+)\)?\}", r"\\mathcal{n\1b\2}"),  # it ignores the base of 101_2
         (r"(?<![_^\d.A-Za-z])(\d+(?:\.\d+)?) *(?=\(|\\frac)", r"\1\\cdot "),  # it adds: 2(1/3) is a mixed number to it
         (r"\) *(?=[\d(])", r")\\cdot "),
         (r"\\text\{([A-Za-z]{1,3})\}", r"\1"),
@@ -175,6 +177,8 @@ def proportional(gold: str, answer: str) -> bool:
     if not isinstance(gold, Rel) or not isinstance(answer, Rel) or _huge(answer):
         return False
     left, right = (ready(relation.lhs - relation.rhs) for relation in (gold, answer))
+    if not (left.free_symbols and right.free_symbols):  # 1=2 says nothing
+        return False
     ratios = [left.evalf(20, subs=point) / right.evalf(20, subs=point) for point in _points(left, right)]
     if not all(ratio.is_number and ratio.is_finite and ratio for ratio in ratios):
         return False
