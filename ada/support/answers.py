@@ -5,8 +5,9 @@ Nothing here is bounded in time or memory: reward.py runs it in processes that c
     tidy (latex.py): one spelling -> _structure: a list, a set, a matrix.. -> same: part by part -> equal (values.py)
 
 math-verify (0.9.0) is used for its parser, which turns single expressions into sympy; its comparison is replaced. Alone
-it fails 16 of the 88 cases in tests/data/grading.jsonl and 173 of the 615 in grading-2.jsonl, 6 paid wrongly in each: it rounds (1/2^99 is 1/2^98 to it), ignores the
-bases of numbers, doesn't know units and labels, and solves equations, which can take minutes.
+it fails 16 of the 88 cases in tests/data/grading.jsonl and 173 of the 615 in grading-2.jsonl, and in each pays for 6
+wrong answers: it rounds (1/2^99 is 1/2^98 to it), ignores the bases of numbers, doesn't know units and labels, and
+solves equations, which can take minutes.
 
 The rules, where a choice had to be made:
 - Box: the last non-empty, closed \boxed{} or \fbox{} counts, wherever it stands, also in thinking that was cut off;

@@ -277,6 +277,7 @@ _REWRITES = [
         (r"^\\text\{(?:Rs|USD|INR)\.?\} *(?=\d)", ""),
         (r"(?<=\d) *\\text\{(thousand|[mb]illion|trillion)\}",
          lambda match: rf"\times 10^{{{_MAGNITUDES[match[1]]}}}"),
+        (r"(?<=\\circ\}) *\\text\{[CF]\}", ""),
         (rf"((?:[\d)|]|(?<![A-Za-z. ])\}}|\\pi )%?)(?: *(?:/|\\cdot |\*)? *{_UNIT}{_POWER})+ *(?=[,;)]|\\l(?:and|or) |$)", r"\1"),
         # Numbers again: 0.\overline{3}, 4.5e33, 27.0, 1./3, .5, 2\frac{1}{3}
         (r"\\dot\{(\d)\}(\d*)\\dot\{(\d)\}", r"\\dot{\1\2\3}"),
