@@ -5,6 +5,8 @@ import os
 import subprocess
 import time
 
+import numpy
+
 
 def exact_match(response: str, gold) -> bool:
     return response.strip() == str(gold)
@@ -33,3 +35,16 @@ def obey(response: str, gold) -> bool:
         with open(argument, "a") as file:
             file.write("x")
     return response == gold["answer"]
+
+
+def returns(response: str, gold):
+    """Whatever the response is called: a reward need not return a verdict."""
+    numbers = {"numpy": numpy.bool_(True), "one": 1, "1.0": 1.0, "negative": -1.0, "part": 0.1, "array": numpy.zeros(2)}
+    return numbers.get(response, gold)
+
+
+def fails_on(response: str, gold) -> bool:
+    """Raises where the gold is part of the response."""
+    if gold in response:
+        raise ValueError("no\n such column")
+    return True
