@@ -1,7 +1,7 @@
 r"""The grader: is a response right? It answers from processes that can be killed.
 
 RL finds every hole in a grader, and one answer that hangs it stops the run. So answers are compared in worker processes
-(support/worker.py; support/answers.py has the rules), which the kernel ends after 5 seconds or at 1 GiB. That answer is
+(support/worker.py; answers/compare.py has the rules), which the kernel ends after 5 seconds or at 1 GiB. That answer is
 then wrong, and nothing else is lost.
 
     scorer.submit(key, response, gold) -> [socket] -> worker's child: reward(answer, gold)?
@@ -24,9 +24,8 @@ import time
 from pathlib import Path
 
 from ada import UserError
-from ada.support.answers import GoldError, read_gold
-from ada.support.latex import last_boxed, too_long
 from ada.support.worker import MAX_MESSAGE_BYTES
+from answers import GoldError, last_boxed, read_gold, too_long
 
 __all__ = ["GoldError", "RewardError", "Scorer", "grade", "last_boxed", "read_gold"]
 

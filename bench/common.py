@@ -22,9 +22,9 @@ from ada.data import batch
 from ada.engine import Engine
 from ada.reward import Scorer
 from ada.sampler import Group, Pool, Prompt, Sample, seed_of
-from ada.support.answers import is_right
 from ada.support.ranks import Ranks, init_ranks
 from ada.trainer import Trainer
+from answers import is_right
 from train import Config, load
 
 logging.disable_progress_bar()

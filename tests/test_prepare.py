@@ -42,7 +42,10 @@ BAD_ROWS = {  # kind: (line of the file, cause in the counts)
     "a null answer": ('{"problem": "Q?", "answer": null}', "gold_unreadable"),
     "a NaN answer": ('{"problem": "Q?", "answer": NaN}', "gold_unreadable"),
     "an answer that doesn't parse": ('{"problem": "Q?", "answer": "\\\\frac{1}{"}', "gold_unreadable"),
-    "neither answer nor box": ('{"problem": "Q?", "answer": "", "solution": "We add. So it is 2, as one sees."}', "gold_unreadable"),
+    "neither answer nor box": (
+        '{"problem": "Q?", "answer": "", "solution": "We add. So it is 2, as one sees."}',
+        "gold_unreadable",
+    ),
 }
 GOOD = {"problem": "1+1", "answer": "2"}
 

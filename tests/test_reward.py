@@ -18,11 +18,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import ada.reward
-import ada.support.answers
-import ada.support.latex
+import answers.compare
+import answers.latex
 from ada.reward import GoldError, RewardError, Scorer, grade, last_boxed, read_gold
-from ada.support.answers import is_right
-from ada.support.latex import tidy
+from answers.compare import is_right
+from answers.latex import tidy
 
 DATA = Path(__file__).parent / "data"
 PROJECT = Path(__file__).parent.parent
@@ -354,7 +354,7 @@ def other_form(gold: str) -> str:
         return rf"{mantissa}e{exponent.strip('{}')} \mathrm{{~m}} / \mathrm{{s}}"
     if gold.endswith("%"):
         return rf"\frac{{{gold[:-1]}}}{{100}}"
-    kind, parts = ada.support.answers._structure(gold)
+    kind, parts = answers.compare._structure(gold)
     if kind == ",":
         return r" \text{ and } ".join(reversed([f"{{{part}}}" if "(" not in part else part for part in parts]))
     if kind and kind[0] in "([{":
@@ -625,7 +625,7 @@ def test_a_reward_that_always_raises_is_an_error_and_one_that_sometimes_does_is_
 
 def test_the_examples_in_the_docstrings():
     assert grade(r"\boxed{2}", "2") and not grade("2", "2")
-    for module in (ada.support.latex, ada.support.answers, ada.reward):
+    for module in (answers.latex, answers.compare, ada.reward):
         failed, tried = doctest.testmod(module)
         assert tried > 0 and failed == 0
 

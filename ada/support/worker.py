@@ -17,7 +17,7 @@ import socket
 import sys
 
 from ada import one_line
-from ada.support.answers import is_right
+from answers import is_right
 
 MAX_MESSAGE_BYTES = 200_000  # a response with its gold; it must fit into a socket's buffer
 _OUT_OF_MEMORY = 77  # exit status

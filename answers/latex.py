@@ -1,6 +1,6 @@
 r"""LaTeX as text: the last box of a response, one spelling for what is written in many, and cutting it apart.
 
-Nothing here knows what an answer means; answers.py compares, values.py computes.
+Nothing here knows what an answer means; compare.py compares, values.py computes.
 """
 
 import functools

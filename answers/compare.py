@@ -42,8 +42,8 @@ import ast
 import functools
 import re
 
-from ada.support.latex import MAX_ANSWER_CHARS, MAX_DEPTH, cut, has_box, is_words, last_boxed, same_text, tidy, too_long
-from ada.support.values import attempt, equal, equal_values, exact, parse, proportional, ready
+from answers.latex import MAX_ANSWER_CHARS, MAX_DEPTH, cut, has_box, is_words, last_boxed, same_text, tidy, too_long
+from answers.values import attempt, equal, equal_values, exact, parse, proportional, ready
 
 
 class GoldError(ValueError):
