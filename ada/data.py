@@ -13,6 +13,7 @@ import datetime
 import json
 import logging
 import random
+import re
 import unicodedata
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -180,7 +181,10 @@ def find_gold(row: dict, columns: list[str]):
         try:
             if value is None or value != value:  # pandas writes a missing answer as NaN
                 raise GoldError("missing")
-            return read_gold(value.rpartition("####")[2] if isinstance(value, str) else value)  # GSM8K: .. #### 72
+            text = str(value)
+            if column == "solution" and "\\boxed" not in text and len(re.findall(r"(?<!\\)\b[A-Za-z]{2,}", text)) > 2:
+                raise GoldError("prose without a box")
+            return read_gold(text.rpartition("####")[2] if "####" in text else value)  # GSM8K: .. #### 72
         except GoldError as error:
             failures.append(f"{column}: {error}")
     raise GoldError("; ".join(failures))

@@ -52,7 +52,7 @@ class _Worker:
             [sys.executable, "-m", "ada.support.worker", *arguments],
             stdin=theirs,
             # one core each, and no GPU memory
-            env={**os.environ, "PYTHONPATH": path, "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""},
+            env={**os.environ, "PYTHONPATH": path, "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": "", "LD_PRELOAD": ""},
             start_new_session=True,  # Ctrl-C is for the trainer, which then closes the workers
         )
         theirs.close()

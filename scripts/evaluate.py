@@ -45,7 +45,7 @@ MINERVA_NOTE = (
 
 @dataclass
 class EvalConfig(DrawConfig):
-    """Every option of python -m ada.eval."""
+    """Every option."""
 
     model: list[str] = field(default_factory=list, metadata={"help": "Hugging Face folders or names, or runs' folders"})
     data: list[str] = field(
