@@ -108,7 +108,8 @@ def _readable(text: str) -> bool:
 # ---- Structure: lists, sets, matrices, relations ---------------------------------------------------------------------
 
 _RELATION = r"=|[<>]|\\(?:ne|le|ge|approx|equiv|in|notin)(?![A-Za-z]) ?"
-_LIST = r"[,;]|\\lor |\\land "
+_JOINED = r"\\l(?:or|and)(?![A-Za-z]) ?"
+_LIST = rf"[,;]|{_JOINED}"
 
 
 @functools.lru_cache(10_000)
@@ -129,7 +130,7 @@ def _structure(text: str) -> tuple[str, list[str]]:
             "".join(row) if row[-1][:1] == "=" else f"({';'.join(row)})" if len(row) > 1 else row[0] for row in rows
         ]
         text = re.sub(r"\\text\{(?:if|for|when|where)?\}", "", ",".join(items))
-    parts, signs = cut(text, r"\\lor |\\land |;")
+    parts, signs = cut(text, rf"{_JOINED}|;")
     if ";" in signs:
         parts = [f"({part})" if len(cut(part, ",")[0]) > 1 else part for part in parts]
     else:
@@ -142,11 +143,11 @@ def _structure(text: str) -> tuple[str, list[str]]:
             return "set", [text]
         if whole[1] == r"\{" or (signs and len(inside) > 1):
             kind, parts = whole[1][-1] + whole[3][-1], inside
-    if kind or r"\pm" in text:
-        signed = []
-        for part in parts:
-            plus, minus = part.replace(r"\pm", "+").replace(r"\mp", "-"), part.replace(r"\pm", "-").replace(r"\mp", "+")
-            signed += [part] if plus == part else [plus, minus]
+    signed = []
+    for part in parts:
+        both = [re.sub(r"\\pm(?![a-z])", one, re.sub(r"\\mp(?![a-z])", two, part)) for one, two in ("+-", "-+")]
+        signed += dict.fromkeys(both)
+    if kind or len(signed) > len(parts):
         return kind or ",", signed
     if is_words(text):
         return "words", [text]

@@ -105,9 +105,7 @@ _SHOWN = _spellings(
 _ACCENTS = set("overline bar dot ddot tilde widetilde widehat hat overrightarrow mathbb mathcal".split())
 _TEXT = set("text textbf textit textrm textnormal textsf texttt emph mbox hbox mathrm operatorname".split())
 _TEXT_RUN = re.compile(r"[^\W\d_](?:[^\W\d_]|[ .'-]+(?=[^\W\d_]))*\.?")
-_FUNCTIONS = set(
-    "sin cos tan cot sec csc arcsin arccos arctan sinh cosh tanh ln log lg exp max min gcd lim det".split()
-)
+_FUNCTIONS = set("sin cos tan cot sec csc arcsin arccos arctan sinh cosh tanh ln log lg exp gcd lim det".split())
 _MATRICES = re.compile(r"[pbB]?(?:small)?matrix\*?|array")
 
 
@@ -128,7 +126,10 @@ class _Reader:
             if token in (r"\over", r"\choose"):
                 command = {r"\over": r"\frac", r"\choose": r"\binom"}[token]
                 return f"{command}{{{''.join(out)}}}{{{self.read(end)}}}"
-            out.append(f"({self.read(end)})" if token == "(" and end == ")" else self.spell(token))
+            if token == "{" and out and re.search(r"\\[A-Za-z]+ ?$", out[-1]):
+                out.append(f"{{{self.read('}')}}}")  # the argument of \exp and the like
+            else:
+                out.append(f"({self.read(end)})" if token == "(" and end == ")" else self.spell(token))
         return re.sub(" +", " ", "".join(out)).strip()
 
     def peek(self) -> str:
@@ -145,7 +146,8 @@ class _Reader:
     def spell(self, token: str) -> str:
         if token == "{":  # TeX shows {2}3 as 23, but {a+b}c is meant as a product
             inner = self.read("}")
-            return f"{{{inner}}}" if re.search(r"[-+]", inner) and not re.search(r"^{|,", inner) else inner
+            product = re.match(r"[\^_({\w]|\\(?:frac|sqrt|cdot|times)", self.peek()) and not re.search("^{|,", inner)
+            return f"{{{inner}}}" if product and re.search("[-+]", inner) else inner
         if token in "^_":
             argument = self.argument()
             name = re.fullmatch(r"\\(?:text\{(\w+)\}|([a-z]+) ?)", argument) if token == "_" else None
@@ -277,8 +279,9 @@ _REWRITES = [
         (r"^\\text\{(?:Rs|USD|INR)\.?\} *(?=\d)", ""),
         (r"(?<=\d) *\\text\{(thousand|[mb]illion|trillion)\}",
          lambda match: rf"\times 10^{{{_MAGNITUDES[match[1]]}}}"),
-        (r"(?<=\\circ\}) *\\text\{[CF]\}", ""),
-        (rf"((?:[\d)|]|(?<![A-Za-z. ])\}}|\\pi )%?)(?: *(?:/|\\cdot |\*)? *{_UNIT}{_POWER})+ *(?=[,;)]|\\l(?:and|or) |$)", r"\1"),
+        (r"(?<=\\circ\}) *(?:\\text\{[CF]\}|[CF](?![A-Za-z]))", ""),
+        (rf"((?:[\d)|]|(?<![A-Za-z. ])\}}|\\pi )%?)(?: *(?:/|\\cdot |\*)? *{_UNIT}{_POWER})+ *"
+         r"(?=[,;)]|\\l(?:and|or) |$)", r"\1"),
         # Numbers again: 0.\overline{3}, 4.5e33, 27.0, 1./3, .5, 2\frac{1}{3}
         (r"\\dot\{(\d)\}(\d*)\\dot\{(\d)\}", r"\\dot{\1\2\3}"),
         (r"(\d*)\.(\d*)(?:\\(?:overline|bar|dot)\{(\d+)\}|\((\d+)\))", _repeating),
