@@ -39,6 +39,10 @@ class RewardError(UserError):
     """There is no such reward, or it does not load, returns something else than a verdict, or always raises."""
 
 
+# One core each, no GPU memory, and nothing of what vLLM preloads.
+ALONE = {"OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": "", "LD_PRELOAD": ""}
+
+
 class _Worker:
     """A worker process, the socket to it, and the questions it has been sent and not answered, oldest first."""
 
@@ -51,8 +55,7 @@ class _Worker:
         self.process = subprocess.Popen(
             [sys.executable, "-m", "ada.support.worker", *arguments],
             stdin=theirs,
-            # one core each, and no GPU memory
-            env={**os.environ, "PYTHONPATH": path, "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": "", "LD_PRELOAD": ""},
+            env={**os.environ, "PYTHONPATH": path, **ALONE},
             start_new_session=True,  # Ctrl-C is for the trainer, which then closes the workers
         )
         theirs.close()
