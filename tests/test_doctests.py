@@ -7,15 +7,23 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[1]
-FILES = [*ROOT.glob("*.py"), *ROOT.glob("ada/**/*.py"), *ROOT.glob("scripts/*.py"), *ROOT.glob("experiments/*.py")]
+FILES = [
+    *ROOT.glob("*.py"),
+    *ROOT.glob("ada/**/*.py"),
+    *ROOT.glob("answers/*.py"),
+    *ROOT.glob("scripts/*.py"),
+    *ROOT.glob("experiments/*.py"),
+]
 MODULES = {".".join(path.relative_to(ROOT).with_suffix("").parts): path for path in FILES}
 WITH_EXAMPLES = sorted(name for name, path in MODULES.items() if ">>> " in path.read_text())
 
 
 def test_the_files_are_found():
     """An empty list would pass everything."""
-    assert {"toy", "ada.data", "ada.eval", "ada.reward", "ada.sampler", "scripts.evaluate"} <= set(WITH_EXAMPLES)
-    assert any(name.startswith("ada.support.") for name in WITH_EXAMPLES) and "train" in MODULES
+    assert {"toy", "ada.data", "ada.eval", "ada.reward", "ada.sampler", "scripts.evaluate", "answers.compare"} <= set(
+        WITH_EXAMPLES
+    )
+    assert "train" in MODULES and any(name.startswith("ada.support.") for name in MODULES)
 
 
 @pytest.mark.parametrize("name", WITH_EXAMPLES)
