@@ -287,10 +287,10 @@ def test_the_last_closed_box_counts_whatever_stands_before(before, content):
 
 
 def test_boxes_are_found_in_linear_time():
-    start = time.monotonic()
+    start = time.process_time()
     for text in (r"\boxed{" * 100_000, r"\boxed{}" * 100_000, r"\boxed{" * 100_000 + "}" * 50_000, r"\boxed" * 100_000):
         last_boxed(text)
-    assert time.monotonic() - start < 2
+    assert time.process_time() - start < 2
 
 
 # ---- Gold answers ------------------------------------------------------------------------------------------------
@@ -328,18 +328,20 @@ UNREADABLE = ["where $b$ is an arbitrary integer", "t(0,4]"]  # a sentence; a sl
 
 
 @pytest.fixture(scope="module")
-def golds():
-    return [row["gold"] for row in read_lines("golds.jsonl")]
-
-
-def test_real_golds_are_read_or_refused_with_a_reason(golds):
-    refused = []
-    for gold in golds:
+def texts():
+    """The real golds, as they are read; those that cannot be are known."""
+    read, refused = [], []
+    for gold in (row["gold"] for row in read_lines("golds.jsonl")):
         try:
-            assert read_gold(read_gold(gold)) == read_gold(gold)
+            read.append(read_gold(gold))
         except GoldError:
             refused.append(str(gold))
     assert len(refused) == len(UNREADABLE) and all(map(lambda part, gold: part in gold, UNREADABLE, refused))
+    return read
+
+
+def test_real_golds_are_read_once_and_for_all(texts):
+    assert [text for text in texts if tidy(text) != text] == []
 
 
 def other_form(gold: str) -> str:
@@ -363,11 +365,6 @@ def other_form(gold: str) -> str:
     if kind or gold.isalpha() or r"\ldots" in gold:
         return f" {gold} ."
     return rf"\dfrac{{2\left({gold}\right)}}{{2}}"
-
-
-@pytest.fixture(scope="module")
-def texts(golds):
-    return [read_gold(gold) for gold in golds if not any(part in str(gold) for part in UNREADABLE)]
 
 
 def test_real_golds_grade_themselves_and_another_form_right(texts):
@@ -460,10 +457,10 @@ def test_thousands_submitted_before_the_first_poll(scorer):
 def test_submit_and_an_idle_poll_take_microseconds(scorer):
     response = "So we see that $x^2 = 2$ and so on. " * 200 + r"Therefore \boxed{\frac{1}{2}}."
     verdicts(scorer, [(response, "0.5")])
-    start = time.perf_counter()
+    start = time.process_time()
     for key in range(1000):
         scorer.submit(key, response, "0.5")
-    assert (time.perf_counter() - start) / 1000 < 50e-6
+    assert (time.process_time() - start) / 1000 < 50e-6
     assert len(scorer.poll()) == 1000
     start = time.perf_counter()
     assert scorer.poll() == [] and scorer.poll(5.0) == [] and scorer.poll(None) == [], "nothing submitted: no waiting"
