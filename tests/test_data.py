@@ -112,10 +112,11 @@ def test_annotated_answer_comes_before_the_solution(load):
 
 
 def test_prose_of_a_solution_is_no_answer(load, caplog):
-    rows = [{"problem": "P?", "solution": "Easy. See above."}, {"problem": "Q?", "solution": r"\boxed{1}"}]
+    proof = "The proof is easy and follows from this."
+    rows = [{"problem": "P?", "solution": proof}, {"problem": "Q?", "solution": r"\boxed{1}"}]
     prompts, counts = load(rows)
     assert problems(prompts) == ["Q?"] and counts["gold_unreadable"] == 1
-    assert "data.jsonl:1: dropped: solution: " in caplog.text
+    assert "data.jsonl:1: dropped: solution: prose without a box" in caplog.text
 
 
 @pytest.mark.parametrize("columns", [("task", "label"), ("extra.task", "extra.label"), ("TASK", "Label")])
