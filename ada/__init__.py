@@ -31,7 +31,7 @@ def run_command(command: Callable[[], None]) -> None:
     try:
         command()
     except UserError as error:
-        print(f"[rank {os.environ.get('RANK', 0)}] error: {error}", file=sys.stderr)
+        sys.stderr.write(f"[rank {os.environ.get('RANK', 0)}] error: {error}\n")  # at once: ranks may fail together
         code = 1
     except KeyboardInterrupt:
         print("interrupted; the same command continues", file=sys.stderr)

@@ -182,7 +182,8 @@ def find_gold(row: dict, columns: list[str]):
             if value is None or value != value:  # pandas writes a missing answer as NaN
                 raise GoldError("missing")
             text = str(value)
-            if column == "solution" and "\\boxed" not in text and len(re.findall(r"(?<!\\)\b[A-Za-z]{2,}", text)) > 2:
+            words = re.findall(r"(?<!\\)\b[A-Za-z]{3,}", text)
+            if column == "solution" and "\\boxed" not in text and len(words) > (2 if re.search(r"\d", text) else 0):
                 raise GoldError("prose without a box")
             return read_gold(text.rpartition("####")[2] if "####" in text else value)  # GSM8K: .. #### 72
         except GoldError as error:
@@ -293,11 +294,11 @@ def load_prompts(
 
     def drop(cause: str, where: str, why) -> None:
         counts[cause] += 1
+        if on_drop:
+            on_drop(cause, where, why)
         is_broken = isinstance(why, Exception)
         level = logging.WARNING if is_broken and counts[cause] <= LOGGED_PER_CAUSE else logging.INFO
         log.log(level, "%s: dropped: %s", where, why)
-        if on_drop:
-            on_drop(cause, where, why)
 
     rows = list(read_rows(source, config, drop if on_drop else None))
     counts["read"] = len(rows) + counts["bad_row"]

@@ -249,8 +249,9 @@ def importance_weights(log_ratio_N: Tensor, cap: float) -> Tensor:
     """
     return log_ratio_N.clamp(-20, 20).exp().clamp(max=cap) if cap else torch.ones_like(log_ratio_N)
 
-    # ----------------------------------------------------------------------------------------------------------------
-    # Trainer
+
+# ----------------------------------------------------------------------------------------------------------------
+# Trainer
 
 
 class TokenMeans:
