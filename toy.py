@@ -282,6 +282,8 @@ def write(task: Task, folder: Path):
 
 def main() -> None:
     task = (sys.argv[1:] or ["demo"])[0]
+    if task in ("-h", "--help"):
+        return print(__doc__)
     if task not in TASKS or len(sys.argv) > 2:
         raise UserError(f"usage: python toy.py [{'|'.join(TASKS)}]")
     print(build(task))

@@ -34,7 +34,7 @@ from ada.data import DataConfig, batch, describe, load_prompts, load_tokenizer
 from ada.engine import Engine
 from ada.eval import evaluate
 from ada.reward import Scorer
-from ada.sampler import SAMPLERS, adaptive, by_prompt, make_groups
+from ada.sampler import SAMPLERS, SamplingConfig, adaptive, by_prompt, make_groups
 from ada.support.metrics import Clock, SamplingBar, grading_failures, memory_in_use, summarise, without_tokens
 from ada.support.options import OptionError, find_function, parse_options
 from ada.support.ranks import init_ranks
@@ -102,7 +102,7 @@ def train(config: "Config") -> None:
         if stop:
             run.print(f"stopped after step {step}; the same command continues")
             break
-    else:
+    else:  # not stopped early
         run.report()
     run.close()
     scorer.close()
@@ -161,7 +161,8 @@ class Config(TrainerConfig, DataConfig):
 
     def remarks(self) -> Iterator[str]:
         """What is allowed, but perhaps not meant."""
-        if self.sampler == "grpo" and (self.round_size, self.max_rounds) != (8, 4):
+        usual = SamplingConfig()
+        if self.sampler == "grpo" and (self.round_size, self.max_rounds) != (usual.round_size, usual.max_rounds):
             yield f"--sampler grpo draws --group_size {self.group_size} once; --round_size, --max_rounds have no effect"
         if self.lr > 1e-4 and not toy.is_toy(self.model):
             yield f"--lr {self.lr} is the toy's order of magnitude; the paper trains language models with 1e-6"

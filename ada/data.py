@@ -220,9 +220,8 @@ class ChatTemplate:
     def __init__(self, tokenizer, config: DataConfig):
         self.tokenizer = tokenizer
         self.config = config
-        day = datetime.date(
-            2024, 7, 26
-        )  # some templates write today's: a run resumed tomorrow would change its prompts
+        # Some templates write today's date: a run resumed tomorrow would change its prompts.
+        day = datetime.date(2024, 7, 26)
         self.options = {"date_string": day.strftime("%d %b %Y"), "strftime_now": day.strftime}
         try:
             self.options |= json.loads(config.chat_template_kwargs)

@@ -68,7 +68,8 @@ class Engine:
         cut_at_context: if prompt and response exceed the model's context, cut responses there instead of refusing.
 
     Raises:
-        EngineError: the model's head size is not supported on a CPU, or the context is longer than the model's.
+        EngineError: a model or a setting that vLLM refuses or would fail with later: head sizes on a CPU, a context
+            longer than the model's, models run through transformers, expandable segments.
     """
 
     def __init__(
@@ -123,6 +124,7 @@ class Engine:
             raise EngineError(f"vLLM refuses {folder}: {one_line(error)}") from error
         self._core = self.llm.llm_engine
         if self.llm.model_config.using_transformers_backend():
+            self.close()
             raise EngineError(
                 f"{folder}: vLLM runs {model.model_type} through transformers' own class, which it alters"
             )

@@ -40,7 +40,7 @@ class RewardError(UserError):
 
 
 # One core each, no GPU memory, and nothing of what vLLM preloads.
-ALONE = {"OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": "", "LD_PRELOAD": ""}
+WORKER_ENVIRONMENT = {"OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": "", "LD_PRELOAD": ""}
 
 
 class _Worker:
@@ -55,7 +55,7 @@ class _Worker:
         self.process = subprocess.Popen(
             [sys.executable, "-m", "ada.support.worker", *arguments],
             stdin=theirs,
-            env={**os.environ, "PYTHONPATH": path, **ALONE},
+            env={**os.environ, "PYTHONPATH": path, **WORKER_ENVIRONMENT},
             start_new_session=True,  # Ctrl-C is for the trainer, which then closes the workers
         )
         theirs.close()

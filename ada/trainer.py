@@ -265,11 +265,11 @@ class TokenMeans:
         self.gap_max = torch.zeros((), device=device)
         self.n_not_finite = torch.zeros((), dtype=torch.long, device=device)
 
-    def add(self, *columns_N: Tensor, is_finite_N: Tensor) -> None:
+    def add(self, columns_N: dict[str, Tensor], is_finite_N: Tensor) -> None:
         """One micro-batch: a column for each of KEYS, and which of the engine's log-probs were finite numbers."""
-        gap_N = columns_N[-1]
+        gap_N = columns_N["engine/logprob_gap_mean"]
         self.n_tokens += len(gap_N)
-        self.sums += torch.stack([column.detach().double().sum() for column in columns_N])
+        self.sums += torch.stack([columns_N[key].detach().double().sum() for key in self.KEYS])
         self.gap_max = torch.maximum(self.gap_max, gap_N.max()) if len(gap_N) else self.gap_max
         self.n_not_finite += (~is_finite_N).sum()
 
@@ -395,7 +395,7 @@ class Trainer:
         for batch in micro_batches:
             logprobs_N, entropy_N = self.policy(batch.tokens_BT, batch.is_response_BT)
             old_N = logprobs_N.detach() if batch.old_logprobs_N is None else batch.old_logprobs_N
-            objective_N, clip_high_N, clip_low_N = clipped_objective(
+            objective_N, is_clipped_high_N, is_clipped_low_N = clipped_objective(
                 logprobs_N, old_N, batch.advantages_N, clip_low=config.clip_low, clip_high=config.clip_high
             )
             is_finite_N = batch.engine_logprobs_N.isfinite()  # an engine's rare overflow costs its token the weight
@@ -403,7 +403,14 @@ class Trainer:
             weights_N = importance_weights(log_ratio_N, config.importance_cap)
             loss_N = -(weights_N * objective_N + config.entropy_coef * entropy_N)
             (loss_N.sum() / n_tokens).backward()
-            means.add(loss_N, entropy_N, clip_high_N, clip_low_N, log_ratio_N.abs(), is_finite_N=is_finite_N)
+            columns_N = {
+                "update/loss": loss_N,
+                "policy/entropy": entropy_N,
+                "update/clip_high": is_clipped_high_N,
+                "update/clip_low": is_clipped_low_N,
+                "engine/logprob_gap_mean": log_ratio_N.abs(),
+            }
+            means.add(columns_N, is_finite_N)
 
     def _optimizer_step(self) -> float:
         """Returns the global gradient norm before clipping."""

@@ -23,6 +23,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 from ada import UserError, option, run_command  # noqa: E402  first: it sets the number of threads
 
 # isort: split
+import toy  # noqa: E402
 from ada.data import describe, load_prompts, load_tokenizer  # noqa: E402
 from ada.eval import all_right_at_k, curve, pass_at_k, summarise_eval  # noqa: E402
 from ada.sampler import Pool  # noqa: E402
@@ -208,6 +209,8 @@ def main() -> None:
     environment = dict(os.environ)
     config = parse_options(EvalConfig, sys.argv[1:])
     ranks = init_ranks()
+    for path in config.model + config.data:
+        toy.build_if_missing(path)
     opened = [open_journals(folder, config, ranks) for folder in config.folders]  # errors show before a long wait
     started = False
     for folder, (journals, _) in zip(config.folders, opened, strict=True):

@@ -5,7 +5,7 @@ import random
 import pytest
 import torch
 import torch.distributed as dist
-from transformers import Qwen2Config, Qwen2ForCausalLM
+from transformers import Qwen2Config, Qwen2ForCausalLM, SmolLM3Config, SmolLM3ForCausalLM
 
 from ada.data import load_tokenizer
 from ada.engine import Engine, EngineConfig, EngineError
@@ -188,7 +188,8 @@ def test_an_untied_head_is_synced_too(tmp_path, toy_folder, ranks):
     """A second engine in one process, for a model whose head is a weight of its own."""
     random_model(tmp_path / "a", toy_folder, seed=0, tied=False)
     model = random_model(tmp_path / "b", toy_folder, seed=1, tied=False)
-    untied = make_engine(tmp_path / "a")
+    config = EngineConfig(max_response_tokens=MAX_TOKENS, cpu_kv_cache_gib=1e-6)  # too little: it takes what one needs
+    untied = Engine(str(tmp_path / "a"), config, max_prompt_tokens=MAX_PROMPT)
     untied.sync(Trainer(str(tmp_path / "b"), ranks, TrainerConfig()).named_weights())
     check_logprobs(untied, model, 1.0)
     untied.close()
@@ -201,3 +202,13 @@ def test_unsupported_models_are_refused_in_one_line(tmp_path, toy_folder, ranks)
         make_engine(tmp_path / "narrow")
     with pytest.raises(EngineError, match="max_prompt_tokens"):
         Engine(str(toy_folder / "model"), EngineConfig(), max_prompt_tokens=100_000)
+
+
+def test_a_model_that_vllm_runs_through_transformers_is_refused(tmp_path, toy_folder, ranks):
+    """It alters the class that the trainer would load next."""
+    sizes = {"hidden_size": 64, "intermediate_size": 64, "num_hidden_layers": 1, "num_attention_heads": 2}
+    config = SmolLM3Config(vocab_size=266, pad_token_id=0, num_key_value_heads=2, max_position_embeddings=128, **sizes)
+    SmolLM3ForCausalLM(config).save_pretrained(tmp_path / "smollm3")
+    load_tokenizer(str(toy_folder / "model")).save_pretrained(tmp_path / "smollm3")
+    with pytest.raises(EngineError, match="smollm3 through transformers' own class"):
+        make_engine(tmp_path / "smollm3")

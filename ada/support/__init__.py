@@ -1,1 +1,1 @@
-"""What a reader may skip at first: comparing answers, options, ranks, metrics, the run's folder, checkpoints."""
+"""What a reader may skip at first: the grading process, options, ranks, metrics, files, the run's folder, checkpoints."""
