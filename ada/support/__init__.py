@@ -1,1 +1,1 @@
-"""What a reader may skip at first: the grading process, options, ranks, metrics, files, the run's folder, checkpoints."""
+"""What a reader may skip at first: grading process, options, ranks, metrics, files, the run's folder, checkpoints."""
