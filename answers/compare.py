@@ -11,7 +11,8 @@ solves equations, which can take minutes.
 
 The rules, where a choice had to be made:
 - Box: the last non-empty, closed \boxed{} or \fbox{} counts, wherever it stands, also in thinking that was cut off;
-  without one the response is wrong. Boxes with only commas, "and", "or" and spacing between them are one list.
+  without one the response is wrong. Boxes with only commas, "and", "or" and spacing between them are one list; boxes
+  that say the same again are one answer.
 - Exact answers must be equal exactly, whatever their form. If a decimal is involved, and neither side is an integer,
   they may differ by 1e-6 and by one part in 100,000 (0.333333 is 1/3, 3.14 isn't pi, 0.0000001 isn't 0.0000002).
 - 4.5e33 is 4.5\times10^{33}; 1,000,000 (groups of three, no spaces) is one number; 1,5 is a list; 1 1/4 is mixed.

@@ -50,12 +50,14 @@ def has_box(text: str) -> bool:
 def last_boxed(text: str) -> str | None:
     r"""The content of the last closed, non-empty \boxed{} (or \fbox{}), None if there is none.
 
-    Boxes with nothing between them but commas, "and", "or" and spacing are one list.
+    Boxes with nothing between them but commas, "and", "or" and spacing are one list; if all are alike, one answer.
 
     >>> last_boxed(r"within \boxed{}. First \boxed{2}, no: \boxed{\frac{1}{2}}, or \boxed{3")
     '\\frac{1}{2}'
     >>> last_boxed(r"The roots are $\boxed{1}$ and $\boxed{2}$.")
     '1, 2'
+    >>> last_boxed(r"\boxed{4} \boxed{4}")
+    '4'
     """
     contents, follows = [], None
     for start, end, content in _boxes_from_the_end(text):
@@ -64,7 +66,7 @@ def last_boxed(text: str) -> str | None:
         if content:
             contents.append(content)
             follows = start
-    return ", ".join(reversed(contents)) or None
+    return ", ".join(reversed(contents if len(set(contents)) > 1 else contents[:1])) or None
 
 
 # ---- One spelling: LaTeX as people write it, into LaTeX that is written in one way -----------------------------------
