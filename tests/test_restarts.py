@@ -160,7 +160,7 @@ def test_a_full_disk_keeps_older_checkpoints(tmp_path, toy_folder):
 
 def test_hostile_responses_hardly_slow_a_run(tmp_path, toy_folder):
     """5% of responses are towers, huge sums and broken text: all graded wrong, counted, within 1.3x of the time."""
-    options = ("--steps=40", "--prompts_per_step=128", "--eval_data=", "--log_prompts=0")
+    options = ("--steps=20", "--prompts_per_step=128", "--eval_data=", "--log_prompts=0")
     rows = {}
     for name, script in (("kind", "train.py"), ("hostile", "tests/scripts/hostile.py")):
         done = launch(tmp_path / name, *options, script=script)
