@@ -267,6 +267,7 @@ def test_any_latex_gets_a_verdict(answers):
         (r"\boxed{1} and \boxed{12\text{ boxes}}", r"1, 12\text{ boxes}"),
         (r"\boxed{1}, so \boxed{\mbox{a}} in a \colorbox{red}{box}", r"\mbox{a}"),
         (r"first \boxed{7}, then $\boxed{1}$, $\boxed{2}$ or \(\boxed{3}\).", "1, 2, 3"),
+        (r"\boxed{4}\boxed{4}, and \boxed{4}", "4"),
         ("<think> so \\boxed{3}, or is it", "3"),
         (r"\boxed{\boxed{3}}", "3"),
         (r"\boxed{\frac{1}{2}}", r"\frac{1}{2}"),
