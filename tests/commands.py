@@ -9,6 +9,7 @@ import json
 import multiprocessing
 import os
 import runpy
+import shutil
 import signal
 import socket
 import subprocess
@@ -67,7 +68,7 @@ class Command:
                 os.killpg(process.pid, number)
 
     def wait(self, timeout: float = TIMEOUT) -> Done:
-        """Its end. Like torchrun, kills what is left 20 s after a rank has failed."""
+        """Its end, once. Like torchrun, kills what is left 20 s after a rank has failed."""
         deadline = time.monotonic() + timeout
         while self.is_running() and time.monotonic() < deadline:
             next(process for process in self.processes if process.exitcode is None).join(0.05)
@@ -78,6 +79,7 @@ class Command:
             process.join()
         status = next((process.exitcode for process in self.processes if process.exitcode), 0)
         printed = ["".join(path.read_text() for path in sorted(self.output.glob(f"*.{n}"))) for n in ("out", "err")]
+        shutil.rmtree(self.output)
         return Done(status, *printed)
 
     def kill_when(self, condition: Callable[[], bool]) -> bool:
