@@ -82,7 +82,7 @@ def _read_yaml(path: str, parser: _Parser) -> list[str]:
             raise OptionError(f"{where}: {key.value}: must be a single value")
         argument = f"--{key.value}={value.value}"
         try:
-            parser.parse_known_args([argument])
+            _check_limits(parser.parse_args_into_dataclasses([argument], return_remaining_strings=True)[0])
         except OptionError as error:
             raise OptionError(f"{where}: {error}") from error
         arguments.append(argument)
